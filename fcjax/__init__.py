@@ -1,0 +1,20 @@
+"""Vectorised, differentiable simulation of latency-constrained federated learning over a wireless cell."""
+
+from fcjax import bounds, latency, radio
+from fcjax.bandwidth import allocate, fastest_sets
+from fcjax.lambertw import lambertw
+from fcjax.radio import required_share
+from fcjax.types import Cell, Decision, Observation
+
+__all__ = [
+    "Cell",
+    "Decision",
+    "Observation",
+    "allocate",
+    "bounds",
+    "fastest_sets",
+    "lambertw",
+    "latency",
+    "radio",
+    "required_share",
+]

@@ -1,0 +1,202 @@
+"""Bandwidth allocation (the paper's P2, Theorem 1 and Alg. 1), and the fastest set of devices of each size.
+
+At the optimum all scheduled devices finish together, at the time t* at which their required shares sum to 1. The sum
+s(t) falls strictly from inf, at the latest time b_k = compute_s + floor_s that a scheduled device would need with
+infinite bandwidth, towards 0. The unknown is therefore not t but the spare time e = t - b_k: in e every device's share
+keeps its relative accuracy, also where a weak signal makes it change by orders of magnitude within one rounding of t.
+1/s(e) is nearly linear, so that Newton's method on 1/s(e) = 1 needs about three steps from the time that the slowest
+device needs with the whole band to itself; a bracket safeguards it.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from fcjax import checks
+from fcjax.radio import Upload, share_with_spare, spare_with_share, uploads
+from fcjax.types import Cell, Decision, Observation
+
+
+def allocate(scheduled: Array, observation: Observation, cell: Cell) -> Decision:
+    """Shares the bandwidth so that the scheduled devices finish as early as they can.
+
+    Solves min over t and gamma of t, subject to compute_s + upload_bits / rate(gamma) <= t for each scheduled device
+    and sum(gamma) <= 1.
+
+    Args:
+      scheduled: (M,) bool.
+      observation: gains and computation times.
+      cell: bandwidth, noise, powers and upload size.
+
+    Returns:
+      The decision. Nobody scheduled: round_s 0 and all shares 0. A scheduled device that nothing can make finish (no
+      gain, no power, or an infinite computation time): round_s inf, and the bandwidth goes to such devices, as it does
+      in the limit of a vanishing gain. Shares and round_s are differentiable in every leaf of observation and cell,
+      by the implicit function theorem.
+    """
+    checks.check_uplink(observation, cell)
+    scheduled = jnp.asarray(scheduled)
+    checks.check_shape("scheduled", scheduled, (checks.num_devices(cell),))
+    if scheduled.dtype != bool:
+        raise ValueError(f"scheduled must be a mask of booleans, one a device, got dtype {scheduled.dtype}")
+    return _allocate(scheduled, uploads(observation, cell))
+
+
+def fastest_sets(observation: Observation, cell: Cell) -> tuple[Array, Array]:
+    """For each number n of devices, the set of n devices that can finish earliest.
+
+    Solves min over sets Pi with |Pi| = n of allocate(Pi).round_s, exactly, for n = 1..M. The required shares fall as t
+    grows, so a set of n devices is done by t iff its shares at t sum to at most 1, and the n smallest shares at t sum
+    to the least. The best set is therefore the n smallest shares at the least t at which these sum to 1. From any set,
+    taking the n smallest shares at its round time gives a set that is no slower: repeated until nothing changes, this
+    ends at the best set, mostly after one or two repetitions.
+
+    Args:
+      observation: gains and computation times.
+      cell: bandwidth, noise, powers and upload size.
+
+    Returns:
+      round_s: (M,) s, non-decreasing; entry n - 1 is for n devices; inf where fewer than n devices ever finish.
+      scheduled: (M, M) bool; row n - 1 is the set of n devices.
+    """
+    checks.check_uplink(observation, cell)
+    upload = uploads(observation, cell)
+    num_devices = upload.unit_s.size
+    frozen = lax.stop_gradient(upload)
+    # Sizes are worked through in batches of about _BATCH devices in all: small problems in one go, large ones in
+    # memory that is linear in M. The last batch is filled up, so that all have one shape.
+    batch = max(1, min(num_devices, _BATCH // num_devices))
+    num_batches = -(-num_devices // batch)
+    sizes = jnp.minimum(jnp.arange(1, num_batches * batch + 1), num_devices)
+
+    def solve(size):
+        scheduled = _fastest_set(size, frozen)
+        return _allocate(scheduled, upload).round_s, scheduled
+
+    round_s, scheduled = lax.map(jax.vmap(solve), sizes.reshape(num_batches, batch))
+    round_s, scheduled = (x.reshape(num_batches * batch, *x.shape[2:])[:num_devices] for x in (round_s, scheduled))
+    # Larger sets take longer; where computation dwarfs the uploads, the rounding of the sum may hide it.
+    return lax.cummax(round_s), scheduled
+
+
+_BATCH = 4096
+
+
+def _allocate(scheduled: Array, upload: Upload) -> Decision:
+    able = _able(upload)
+    lost = scheduled & ~able
+    member, upload = _solvable(scheduled & able, upload)
+    round_s, spare_s = _finish(member, upload)
+    share = jnp.where(member, share_with_spare(spare_s, upload), 0)
+    share = share / jnp.sum(share)
+    anybody_lost = jnp.any(lost)
+    return Decision(
+        scheduled=scheduled,
+        share=jnp.where(anybody_lost, lost / jnp.maximum(jnp.sum(lost), 1), jnp.where(scheduled, share, 0)),
+        round_s=jnp.where(anybody_lost, jnp.inf, jnp.where(jnp.any(scheduled), round_s, 0)),
+    )
+
+
+def _fastest_set(size: Array, upload: Upload) -> Array:
+    able = _able(upload)
+
+    def finish(scheduled):
+        round_s, spare_s = _finish(*_solvable(scheduled & able, upload))
+        return jnp.where(jnp.all(able | ~scheduled), round_s, jnp.inf), spare_s
+
+    def improve(state):
+        scheduled, round_s, spare_s, _ = state
+        candidate = _smallest(jnp.where(able, share_with_spare(spare_s, upload), jnp.inf), size)
+        candidate_s, candidate_spare_s = finish(candidate)
+        better = candidate_s < round_s
+        return jnp.where(better, candidate, scheduled), jnp.where(better, candidate_s, round_s), candidate_spare_s, better
+
+    by_equal_split = _smallest(upload.compute_s + upload.floor_s + spare_with_share(1 / size, upload), size)
+    start = (by_equal_split, *finish(by_equal_split), jnp.array(True))
+    return lax.while_loop(lambda state: state[-1], improve, start)[0]
+
+
+def _smallest(values: Array, size: Array) -> Array:
+    """The mask of the `size` smallest values; of equals, those with the lower index."""
+    return jnp.zeros(values.shape, bool).at[jnp.argsort(values)].set(jnp.arange(values.size) < size)
+
+
+def _able(upload: Upload) -> Array:
+    """Which devices finish at all, given enough time and bandwidth."""
+    return jnp.isfinite(upload.compute_s + upload.floor_s)
+
+
+def _solvable(member: Array, upload: Upload) -> tuple[Array, Upload]:
+    """The same problem with harmless numbers for the devices that never finish, and one member if there is none."""
+    able = _able(upload)
+    filled = Upload(*(jnp.where(able, x, fill) for x, fill in zip(upload, (1, 1, 0), strict=True)))
+    return jnp.where(jnp.any(member), member, jnp.arange(member.size) == 0), filled
+
+
+@jax.custom_jvp
+def _finish(member: Array, upload: Upload) -> tuple[Array, Array]:
+    """The time at which the members' shares sum to 1, (), and each device's spare time then, (M,)."""
+    round_s, spare_s, _ = _solve(member, upload)
+    return round_s, spare_s
+
+
+@_finish.defjvp
+def _finish_jvp(primals, tangents):
+    """From d[sum of shares] = 0, with spare_s = round_s - compute_s - floor_s."""
+    (member, upload), (_, d_upload) = primals, tangents
+    round_s, spare_s = _finish(member, upload)
+
+    def total_share(spare_s, upload):
+        return jnp.sum(jnp.where(member, share_with_spare(jnp.where(member, spare_s, 1), upload), 0))
+
+    _, d_by_upload = jax.jvp(total_share, (spare_s, upload), (-d_upload.compute_s - d_upload.floor_s, d_upload))
+    _, d_by_time = jax.jvp(lambda spare_s: total_share(spare_s, upload), (spare_s,), (jnp.ones_like(spare_s),))
+    d_round_s = -d_by_upload / d_by_time
+    return (round_s, spare_s), (d_round_s, d_round_s - d_upload.compute_s - d_upload.floor_s)
+
+
+class _Search(NamedTuple):
+    low_s: Array
+    high_s: Array
+    spare_s: Array  # of the device that would be last with infinite bandwidth: e
+    done: Array
+    num_solves: Array
+
+
+def _solve(member: Array, upload: Upload) -> tuple[Array, Array, Array]:
+    """Returns round_s, spare_s and how often the shares were solved for."""
+    earliest_s = upload.compute_s + upload.floor_s
+    last = jnp.argmax(jnp.where(member, earliest_s, -jnp.inf))
+    ahead_s = (upload.floor_s[last] - upload.floor_s) + (upload.compute_s[last] - upload.compute_s)
+    ahead_s = jnp.where(member, jnp.maximum(ahead_s, 0), ahead_s)
+
+    def latest_at(share):
+        return jnp.max(jnp.where(member, spare_with_share(share, upload) - ahead_s, -jnp.inf))
+
+    def total_share(spare_s):
+        return jnp.sum(jnp.where(member, share_with_spare(jnp.where(member, spare_s + ahead_s, 1), upload), 0))
+
+    def step(search: _Search) -> _Search:
+        total, slope = jax.jvp(total_share, (search.spare_s,), (jnp.ones_like(search.spare_s),))
+        low_s = jnp.where(total > 1, search.spare_s, search.low_s)
+        high_s = jnp.where(total > 1, search.high_s, search.spare_s)
+        newton_s = search.spare_s + total * (1 - total) / slope
+        done = jnp.abs(total - 1) < tolerance  # the Newton step squares what is left
+        bisect = ~done & ~((newton_s > low_s) & (newton_s < high_s))
+        spare_s = jnp.where(bisect, low_s * jnp.sqrt(high_s / low_s), jnp.clip(newton_s, low_s, high_s))
+        return _Search(low_s, high_s, spare_s, done, search.num_solves + 1)
+
+    # Nobody can be faster than with the whole band, everybody is in time with equal shares; both within rounding.
+    low_s, high_s = 0.999 * latest_at(1.0), 1.001 * latest_at(1 / jnp.sum(member))
+    tolerance = float(jnp.finfo(low_s.dtype).eps) ** 0.5 / 4
+    search = lax.while_loop(
+        lambda search: ~search.done & (search.num_solves < _MAX_SOLVES),
+        step,
+        _Search(low_s, high_s, low_s, jnp.array(False), jnp.array(0)),
+    )
+    return earliest_s[last] + search.spare_s, search.spare_s + ahead_s, search.num_solves
+
+
+_MAX_SOLVES = 100  # a guard: the bracket halves in the worst case

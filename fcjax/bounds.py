@@ -1,0 +1,202 @@
+"""Convergence bounds: g, h and A, the penalty B of Theorem 2, the bound of Theorem 3, and the objective of P4.
+
+Theorems are numbered as the paper prints them: 1 is the bandwidth allocation, 2 bounds by B(Pi) what scheduling only n
+of M devices costs in a round, 3 bounds the loss of the best model after K rounds by eps0 + rho h(tau) + B(Pi).
+
+All are plain functions of arrays and differentiable in every argument; n, K and tau may be floats. `beta` and `rho` are
+scalars or (M,), then averaged with the weights D_i/D; `delta` is (M,), `num_samples` (D_i) a scalar or (M,). Further
+names map to the paper's symbols as learning_rate = eta, local_steps = tau, phi = varphi, budget_s = T.
+"""
+
+import math
+from typing import Literal, get_args
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from fcjax import checks
+from fcjax.lambertw import x_minus_log1p
+
+Constant = Literal["published", "valid"]
+
+
+def local_drift(
+    *, delta: ArrayLike, beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike
+) -> Array:
+    """g(tau) = delta/beta ((eta beta + 1)^tau - 1): how far tau local steps lead from tau centralised ones."""
+    unit_excess = _unit_excess(beta, learning_rate, local_steps)
+    return delta * (jnp.asarray(learning_rate) * local_steps + unit_excess)
+
+
+def mean_drift(
+    *, delta: ArrayLike, beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike
+) -> Array:
+    """h(tau) = delta/beta ((eta beta + 1)^tau - 1) - eta delta tau: the same for the mean of all devices' models."""
+    return delta * _unit_excess(beta, learning_rate, local_steps)
+
+
+def _unit_excess(beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike) -> Array:
+    """h(tau)/delta, without the cancellation of its terms at small eta beta."""
+    checks.check_not_negative("beta", beta)
+    checks.check_positive("learning_rate", learning_rate)
+    checks.check_not_negative("local_steps", local_steps)
+    tau = jnp.asarray(local_steps)
+    x = jnp.asarray(learning_rate) * beta
+    # (1 + x)^tau - 1 - tau x = (exp(a) - 1 - a) - tau (x - ln(1 + x)) with a = tau ln(1 + x)
+    safe = jnp.where(x > 0, x, 1)
+    excess = _expm1_minus_x(tau * jnp.log1p(safe)) - tau * x_minus_log1p(safe)
+    return learning_rate * jnp.where(x > 0, excess / safe, x * tau * (tau - 1) / 2)
+
+
+def _expm1_minus_x(x: Array) -> Array:
+    """exp(x) - 1 - x for x >= 0, to the relative accuracy that the subtraction would lose at small x."""
+    num_terms = 9 if x.dtype == jnp.float32 else 17  # what is left out is below the rounding for x <= 1
+    series = np.asarray([1 / math.factorial(k + 2) for k in reversed(range(num_terms))], x.dtype)
+    small = jnp.minimum(x, 1)
+    return jnp.where(x < 1, small * small * jnp.polyval(series, small), jnp.expm1(x) - x)
+
+
+def sampling_constant(
+    *,
+    beta: ArrayLike,
+    delta: ArrayLike,
+    num_samples: ArrayLike,
+    learning_rate: ArrayLike,
+    local_steps: ArrayLike,
+    constant: Constant = "published",
+) -> Array:
+    """A of Theorem 2: the penalty of scheduling n of M devices is (M - n)/n A.
+
+    `constant="published"` is the paper's, on which its Alg. 2 decides:
+
+        A = beta sum_ij D_i^2 D_j^2 (g_i^2 + g_j^2) / (2 M (M - 1) D_min^2 D^2).
+
+    Its proof uses ||sum_j (D_j/D) x_j||^2 <= sum_j (D_j/D)^2 ||x_j||^2 and ||a - b||^2 <= ||a||^2 + ||b||^2, neither of
+    which holds in general. `constant="valid"` bounds ||w_i - w|| by g_i + sum_j D_j g_j/D instead:
+
+        A = beta sum_i D_i^2 (g_i + sum_j D_j g_j/D)^2 / (2 M (M - 1) D_min^2),
+
+    and is a bound if all D_i are equal; otherwise the mean of the scheduled models is biased, by a term of first order.
+    """
+    if constant not in get_args(Constant):
+        raise ValueError(f"constant must be one of {', '.join(map(repr, get_args(Constant)))}, got {constant!r}")
+    delta, weight = _per_device(delta, num_samples)
+    beta = _mean("beta", beta, weight)
+    g = local_drift(delta=delta, beta=beta, learning_rate=learning_rate, local_steps=local_steps)
+    # D enters only through D_i/D: fourth powers of sample counts are beyond float32.
+    relative = weight / jnp.min(weight)
+    pairs = weight.size * max(weight.size - 1, 1)  # for M = 1 the penalty is 0 whatever A is
+    if constant == "published":
+        return beta * jnp.sum(weight**2) * jnp.sum((relative * g) ** 2) / pairs
+    return beta * jnp.sum((relative * (g + jnp.sum(weight * g))) ** 2) / (2 * pairs)
+
+
+def scheduling_penalty(
+    num_scheduled: ArrayLike,
+    *,
+    beta: ArrayLike,
+    delta: ArrayLike,
+    num_samples: ArrayLike,
+    learning_rate: ArrayLike,
+    local_steps: ArrayLike,
+    constant: Constant = "published",
+) -> Array:
+    """B(Pi) = (M - n)/n A of Theorem 2: what the loss may gain in a round by scheduling n random devices of M.
+
+    0 for n = M, inf for n = 0. `num_scheduled` may have any shape. See `sampling_constant` for `constant`.
+    """
+    a = sampling_constant(
+        beta=beta,
+        delta=delta,
+        num_samples=num_samples,
+        learning_rate=learning_rate,
+        local_steps=local_steps,
+        constant=constant,
+    )
+    num_devices = jnp.size(delta)
+    checks.check_values(
+        "num_scheduled", num_scheduled, lambda n: (n >= 0) & (n <= num_devices), f"between 0 and M = {num_devices}"
+    )
+    n = jnp.asarray(num_scheduled, a.dtype)
+    return jnp.where(n > 0, (num_devices - n) / jnp.where(n > 0, n, 1) * a, jnp.inf)
+
+
+def convergence_bound(
+    num_scheduled: ArrayLike,
+    num_rounds: ArrayLike,
+    *,
+    rho: ArrayLike,
+    beta: ArrayLike,
+    delta: ArrayLike,
+    num_samples: ArrayLike,
+    learning_rate: ArrayLike,
+    local_steps: ArrayLike,
+    phi: ArrayLike,
+    constant: Constant = "published",
+) -> Array:
+    """eps0 + rho h(tau) + B(Pi) of Theorem 3: the loss of the best model after K rounds, less the least possible.
+
+        eps0 = (1 + sqrt(1 + 4 eta phi K^2 tau (rho h(tau) + B(Pi)))) / (2 eta phi K tau)
+
+    It holds for eta <= 1/beta. inf for K = 0 or n = 0. `num_scheduled` and `num_rounds` may have any shape, the same or
+    one of them a scalar.
+    """
+    checks.check_positive("phi", phi)
+    checks.check_positive("local_steps", local_steps)
+    checks.check_not_negative("num_rounds", num_rounds)
+    penalty = scheduling_penalty(
+        num_scheduled,
+        beta=beta,
+        delta=delta,
+        num_samples=num_samples,
+        learning_rate=learning_rate,
+        local_steps=local_steps,
+        constant=constant,
+    )
+    delta, weight = _per_device(delta, num_samples)
+    h = mean_drift(
+        delta=jnp.sum(weight * delta),
+        beta=_mean("beta", beta, weight),
+        learning_rate=learning_rate,
+        local_steps=local_steps,
+    )
+    floor = _mean("rho", rho, weight) * h + penalty
+    k = jnp.asarray(num_rounds, floor.dtype)
+    progress = jnp.asarray(learning_rate) * phi * local_steps
+    half = 1 / (2 * progress * jnp.where(k > 0, k, 1))
+    return jnp.where(k > 0, half + jnp.sqrt(half * half + floor / progress) + floor, jnp.inf)
+
+
+def scheduling_objective(
+    num_scheduled: ArrayLike, round_s: ArrayLike, *, budget_s: ArrayLike, **convergence: ArrayLike
+) -> Array:
+    """P4: the convergence bound if every round until the budget is spent were like this one, K = floor(T/t*).
+
+    inf if not even one round fits. `convergence` are the keyword arguments of `convergence_bound`.
+    """
+    checks.check_not_negative("round_s", round_s, or_infinite=True)
+    checks.check_positive("budget_s", budget_s)
+    round_s = jnp.asarray(round_s)
+    # A round that takes no time schedules nobody, whose bound is inf whatever K is.
+    num_rounds = jnp.where(round_s > 0, jnp.floor(budget_s / jnp.where(round_s > 0, round_s, 1)), 0)
+    return convergence_bound(num_scheduled, num_rounds, **convergence)
+
+
+def _per_device(delta: ArrayLike, num_samples: ArrayLike) -> tuple[Array, Array]:
+    """delta and the weights D_i/D, both (M,)."""
+    delta = jnp.asarray(delta, jnp.result_type(delta, float))
+    if delta.ndim != 1 or delta.size == 0:
+        raise ValueError(f"delta must have shape (M,) with M >= 1, one value a device, got {delta.shape}")
+    checks.check_not_negative("delta", delta)
+    checks.check_shape("num_samples", num_samples, (), delta.shape)
+    checks.check_positive("num_samples", num_samples)
+    samples = jnp.broadcast_to(jnp.asarray(num_samples, delta.dtype), delta.shape)
+    return delta, samples / jnp.sum(samples)
+
+
+def _mean(name: str, value: ArrayLike, weight: Array) -> Array:
+    checks.check_shape(name, value, (), weight.shape)
+    checks.check_not_negative(name, value)
+    return jnp.sum(weight * value) if jnp.ndim(value) else jnp.asarray(value, weight.dtype)

@@ -1,0 +1,197 @@
+"""The Lambert W function on its two real branches, and the equation behind both of them.
+
+W(z) solves W exp(W) = z. Branch 0 is real for z >= -1/e, branch -1 for -1/e <= z < 0.
+
+With x = -(1 + W) and sigma = -ln(-e z), W exp(W) = z reads
+
+    x - ln(1 + x) = sigma,
+
+which has one root x >= 0, giving branch -1, and one root -1 < x <= 0, giving branch 0 for z < 0. This form has no
+overflow, keeps all digits at the branch point, and is the equation that the bandwidth allocation needs as well
+(see `fcjax.radio`), so branch -1 and the allocation share one solver. Branch 0 away from the branch point solves
+W + ln(W/z) = 0, which keeps the relative accuracy as z goes to 0 and does not overflow as z grows.
+
+Each root is a rational initial guess followed by a fixed number of Halley steps; the derivatives are closed forms,
+so nothing differentiates through an iteration. `experiments/fit_lambertw.py` makes the coefficients of the guesses.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+# Numerator and denominator of each guess, highest power first. Their errors, stated where they are used, decide
+# how many Halley steps follow: each step cubes the error.
+_UPPER_ROOT = (
+    (4.21270659e-05, 2.09977383e-02, 3.48171992e-01, 1.0),
+    (2.46395116e-03, 7.91583514e-02, 5.14803214e-01, 1.0),
+)
+_NEAR_BRANCH_POINT = ((0.01246, 0.44878295, 1.0), (0.12044985, 0.78211164, 1.0))
+_AWAY = (
+    (8.36340134e-04, 1.03431391e-01, 4.47817161e-01, 1.54138303, 1.0),
+    (8.36361564e-04, 1.09153066e-01, 7.93224879e-01, 2.04107457, 1.0),
+)
+
+# Branch 0 solves the equation in x up to here and W + ln(W/z) = 0 from here on.
+_SWITCH = -0.25
+
+_NEAR = 0.25  # the largest |r| at which ln((1 + r)/(1 - r)) is summed as a series
+
+_E_BEYOND_FLOAT64 = 1.4456468917292502e-16  # Euler's e less its nearest float64
+
+
+def lambertw(z: ArrayLike, branch: int = 0) -> Array:
+    """The real solution W of W exp(W) = z, elementwise.
+
+    Args:
+      z: real, of any shape. Integers are promoted to the default float type; half-precision floats are computed in
+        float32.
+      branch: 0 for the principal branch (W >= -1), -1 for the lower branch (W <= -1).
+
+    Returns:
+      W, of z's shape and float type: NaN outside the real domain of the branch, -1 at the float nearest to -1/e on
+      both branches, 0 at z = 0 on branch 0, -inf at z = 0 on branch -1. Subnormal z counts as zero, as everywhere in
+      XLA. Differentiable to any order, in forward and reverse mode.
+    """
+    if isinstance(branch, bool) or branch not in (0, -1):
+        raise ValueError(f"branch must be 0 or -1, the branches that have real values, got {branch!r}")
+    z = jnp.asarray(z)
+    if jnp.issubdtype(z.dtype, jnp.complexfloating):
+        raise TypeError(f"z must be real, got {z.dtype}; only the real branches of W are implemented")
+    dtype = z.dtype if jnp.issubdtype(z.dtype, jnp.floating) else jnp.zeros(()).dtype
+    working = dtype if dtype in (jnp.float32, jnp.float64) else jnp.float32
+    return _lambertw(z.astype(working), int(branch)).astype(dtype)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _lambertw(z: Array, branch: int) -> Array:
+    branch_point = np.asarray(-np.exp(-1.0), z.dtype)
+    if branch == 0:
+        w = jnp.where(z < _SWITCH, _branch_0_near(z), _branch_0_away(z))
+        w = jnp.where((z == 0) | (z == jnp.inf), z, w)
+    else:
+        w = jnp.where(z == 0, -jnp.inf, -1 - upper_root(_sigma(z)))
+    # The float nearest to -1/e lies outside the domain by less than its rounding: it counts as the branch point.
+    w = jnp.where(z == branch_point, -1, w)
+    outside = (z < branch_point) if branch == 0 else (z < branch_point) | (z > 0)
+    return jnp.where(outside | jnp.isnan(z), jnp.nan, w)
+
+
+@_lambertw.defjvp
+def _lambertw_jvp(branch, primals, tangents):
+    (z,), (dz,) = primals, tangents
+    w = _lambertw(z, branch)
+    return w, (dz / _inverse_slope_0(z, w) if branch == 0 else dz * _slope_minus_1(z, w))
+
+
+# The first derivative W' = W/(z (1 + W)) has a rule of its own on each branch, in which w is W(z) and the tangent of z
+# therefore says it all: differentiating the quotient term by term would leave a difference of terms of size 1/z near
+# z = 0. Branch 0 works with 1/W', because z (1 + W) overflows at large z; branch -1 with W', because z/W and the
+# square of 1/W' underflow at small z.
+
+
+@jax.custom_jvp
+def _inverse_slope_0(z: Array, w: Array) -> Array:
+    return jnp.where(z == 0, 1, jnp.where(z == jnp.inf, z, z + z / w))
+
+
+@_inverse_slope_0.defjvp
+def _inverse_slope_0_jvp(primals, tangents):
+    (z, w), (dz, _) = primals, tangents
+    return _inverse_slope_0(z, w), (1 + 1 / (1 + w)) * dz
+
+
+@jax.custom_jvp
+def _slope_minus_1(z: Array, w: Array) -> Array:
+    return jnp.where((z == 0) | (w == -1), -jnp.inf, w / (z * (1 + w)))
+
+
+@_slope_minus_1.defjvp
+def _slope_minus_1_jvp(primals, tangents):
+    (z, w), (dz, _) = primals, tangents
+    slope = _slope_minus_1(z, w)
+    return slope, -(slope * (1 - 1 / (-1 - w))) * slope * dz  # -1 - w: +0 at the branch point
+
+
+def upper_root(sigma: Array) -> Array:
+    """The root x >= 0 of x - ln(1 + x) = sigma, for sigma >= 0."""
+    positive = sigma > 0
+    safe = jnp.where(positive, sigma, 1)
+    t = jnp.sqrt(2 * safe)
+    guess = safe + t * _rational(t, _UPPER_ROOT)  # relative error below 3e-6 for sigma up to 760
+    return jnp.where(positive, _halley_x(guess, safe), jnp.where(sigma == 0, 0, jnp.nan))
+
+
+@jax.custom_jvp
+def x_minus_log1p(x: Array) -> Array:
+    """x - ln(1 + x) for x > -1, to the relative accuracy that the subtraction would lose at small x."""
+    r = x / (2 + x)
+    return jnp.where(jnp.abs(r) < _NEAR, x * r - _log_tail(r), x - jnp.log(1 + x))
+
+
+@x_minus_log1p.defjvp
+def _x_minus_log1p_jvp(primals, tangents):
+    (x,), (dx,) = primals, tangents
+    return x_minus_log1p(x), x / (1 + x) * dx
+
+
+def _log_ratio(a: Array, b: Array) -> Array:
+    """ln(a/b), to the relative accuracy that the rounding of a/b would lose where a is near b."""
+    r = (a - b) / (a + b)
+    return jnp.where(jnp.abs(r) < _NEAR, 2 * r + _log_tail(r), jnp.log(a / b))
+
+
+def _log_tail(r: Array) -> Array:
+    """2 artanh(r) - 2 r = 2 r^3 (1/3 + r^2/5 + r^4/7 + ...) for |r| < _NEAR, where 2 artanh(r) = ln((1 + r)/(1 - r))."""
+    num_terms = 6 if r.dtype == jnp.float32 else 12  # what is left out is below the rounding of 2 r
+    series = np.asarray([2 / (2 * k + 3) for k in reversed(range(num_terms))], r.dtype)
+    return r * r * r * jnp.polyval(series, r * r)
+
+
+def _sigma(z: Array) -> Array:
+    """-ln(-e z): through 1 + e z near the branch point, where its digits are, and through ln(-z) elsewhere."""
+    q = jnp.minimum(_one_plus_e_times(z), 0.75)
+    return jnp.where(z < _SWITCH, q + x_minus_log1p(-q), -1 - jnp.log(-z))
+
+
+def _one_plus_e_times(z: Array) -> Array:
+    """1 + e z, to the rounding of the result where the sum cancels, at z near -1/e."""
+    exponent_bits, half_bits = (8, 11) if z.dtype == jnp.float32 else (11, 25)
+    e_high = round(np.e * 2 ** (half_bits - 1)) / 2 ** (half_bits - 1)
+    e_low = np.asarray((np.e - e_high) + _E_BEYOND_FLOAT64, z.dtype)
+    z_high = lax.reduce_precision(z, exponent_bits, half_bits)
+    # e_high * z_high is exact: a compiler that fuses it with the addition changes nothing.
+    return (1 + e_high * z_high) + (e_high * (z - z_high) + e_low * z)
+
+
+def _branch_0_near(z: Array) -> Array:
+    q = jnp.clip(_one_plus_e_times(z), 0, 0.5)
+    s = jnp.sqrt(2 * q)
+    guess = -s * _rational(s, _NEAR_BRANCH_POINT)  # of x; relative error below 2e-7
+    positive = q > 0
+    x = _halley_x(jnp.where(positive, guess, -1), jnp.where(positive, q + x_minus_log1p(-q), 1))
+    return -1 - jnp.where(positive, x, 0)
+
+
+def _branch_0_away(z: Array) -> Array:
+    z = jnp.where((z < _SWITCH) | (z == 0) | (z == jnp.inf), 1, z)
+    t = jnp.log1p(z)
+    w = t * _rational(t, _AWAY)  # relative error below 5e-4
+    for _ in range(1 if z.dtype == jnp.float32 else 2):
+        f = w + _log_ratio(w, z)
+        w = w - 2 * f * w * (1 + w) / (2 * (1 + w) ** 2 + f)
+    return w
+
+
+def _halley_x(x: Array, sigma: Array) -> Array:
+    """One Halley step for x - ln(1 + x) = sigma; f' = x/(1 + x) and f'' = 1/(1 + x)^2."""
+    f = x_minus_log1p(x) - sigma
+    return x - 2 * f * x * (1 + x) / (2 * x * x - f)
+
+
+def _rational(t: Array, coefficients: tuple[tuple[float, ...], tuple[float, ...]]) -> Array:
+    numerator, denominator = (np.asarray(c, t.dtype) for c in coefficients)
+    return jnp.polyval(numerator, t) / jnp.polyval(denominator, t)

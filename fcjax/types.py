@@ -1,0 +1,58 @@
+"""The values that flow through a round, as frozen dataclasses that are JAX pytrees.
+
+Every field is a leaf: `jax.vmap` sweeps it, `jax.jit` traces it, `jax.grad` differentiates by it. M is the number of
+devices; a comment gives shape, unit and the paper's symbol. All quantities are in SI units, on a linear scale.
+
+The constructors check nothing, because a pytree of the same class also carries gradients and `vmap` axes. The functions
+that compute with these values check them (see `fcjax.checks`).
+"""
+
+import dataclasses
+from typing import TypeVar, dataclass_transform
+
+import jax
+from jax.typing import ArrayLike
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def pytree(cls: type[T]) -> type[T]:
+    """Makes a class a frozen dataclass whose fields are the leaves of a JAX pytree."""
+    # Without eq: comparing arrays field by field has no single truth value.
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, eq=False)(cls))
+
+
+@pytree
+class Cell:
+    """The radio of a cell and the devices in it; the defaults beyond the first four are the paper's setting."""
+
+    bandwidth_hz: ArrayLike  # () Hz, B: shared by the scheduled devices
+    noise_psd_w_hz: ArrayLike  # () W/Hz, N0
+    power_w: ArrayLike  # (M,) W, P_i
+    upload_bits: ArrayLike  # () or (M,) bit, S
+    radius_m: ArrayLike = 600.0  # () m, R
+    min_distance_m: ArrayLike = 1.0  # () m: closer counts as this far, since the path loss below would amplify
+    reference_gain: ArrayLike = 10**-12.81  # () power gain at 1 km, 128.1 dB of loss
+    path_loss_exponent: ArrayLike = 3.76  # ()
+    scatter: ArrayLike = 0.0  # () in [0, 1], scattered part of the power: 0 no fading, 1 Rayleigh, else Rician
+    shadowing_db: ArrayLike = 0.0  # () dB, standard deviation of log-normal shadowing
+    sample_floor_s: ArrayLike = 5e-4  # () or (M,) s a sample, a_i: the least computation time
+    sample_rate_hz: ArrayLike = 2000.0  # () or (M,) samples/s, mu_i: the rate of the random time on top
+
+
+@pytree
+class Observation:
+    """What a round's scheduling is based on."""
+
+    gain: ArrayLike  # (M,) power gain, h_i^2
+    compute_s: ArrayLike  # (M,) s, t_i^cp
+
+
+@pytree
+class Decision:
+    """Who takes part in a round, with what part of the bandwidth, and how long the round takes."""
+
+    scheduled: jax.Array  # (M,) bool, Pi
+    share: jax.Array  # (M,) gamma_i: 0 where not scheduled, else they sum to 1
+    round_s: jax.Array  # () s, t*: 0 if nobody is scheduled, inf if a scheduled device never finishes

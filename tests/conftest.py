@@ -1,0 +1,22 @@
+"""All tests run with rank promotion forbidden and warnings as errors; those that take `dtype` run in both precisions."""
+
+import hypothesis
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=100)
+hypothesis.settings.load_profile("fixed")
+
+
+@pytest.fixture(params=["float32", "float64"])
+def dtype(request):
+    """A float type, with JAX in the mode in which it is the default."""
+    with jax.enable_x64(request.param == "float64"):
+        yield jax.numpy.dtype(request.param)
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield

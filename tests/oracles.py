@@ -1,0 +1,104 @@
+"""Slow, obvious counterparts of what fcjax computes, written without it."""
+
+import itertools
+import math
+
+import mpmath
+import numpy as np
+from scipy import optimize, special
+
+mpmath.mp.dps = 50
+
+
+def lambertw(z, branch):
+    """W(z) and its first three derivatives at 50 digits, from the definition of W alone."""
+    z = mpmath.mpf(float(z))
+    w = mpmath.lambertw(z, branch).real
+    assert abs(w * mpmath.exp(w) - z) <= mpmath.mpf(10) ** -40 * abs(z)
+    p = 1 + w
+    first = w / (z * p)
+    return w, first, -(first**2) * (w + 2) / p, first**3 * (2 * w * w + 8 * w + 9) / p**2
+
+
+def efficiency(gamma):
+    """The root y > 0 of ln(1 + y/gamma) = y at 50 digits."""
+    gamma = mpmath.mpf(gamma)
+    y = -(mpmath.lambertw(-gamma * mpmath.exp(-gamma), -1).real + gamma)
+    assert abs(mpmath.log1p(y / gamma) - y) <= mpmath.mpf(10) ** -35 * y
+    return y
+
+
+def rate(share, gain, *, bandwidth_hz, noise_psd_w_hz, power_w):
+    """Shannon's rate under FDMA, in bit/s."""
+    band = share * bandwidth_hz
+    return band * np.log1p(power_w * gain / (band * noise_psd_w_hz)) / math.log(2)
+
+
+def required_share(upload_s, gain, *, bandwidth_hz, noise_psd_w_hz, power_w, upload_bits):
+    """The shares with which uploads take the given times, inf where none does: SciPy's W, polished on the rate."""
+    snr = power_w * gain / (bandwidth_hz * noise_psd_w_hz)
+    target = upload_bits * math.log(2) / (bandwidth_hz * upload_s)  # share * ln(1 + snr/share)
+    gamma = target / snr
+    feasible = (upload_s > 0) & (gamma < 1)
+    gamma = np.where(feasible, gamma, 0.5)
+    share = target / -(special.lambertw(-gamma * np.exp(-gamma), -1).real + gamma)
+    share = np.where(np.isfinite(share) & (share > 0), share, snr / (1 - gamma) / 2)
+    for _ in range(4):
+        residual = share * np.log1p(snr / share) - target
+        share = np.maximum(share - residual / (np.log1p(snr / share) - snr / (share + snr)), share / 10)
+    return np.where(feasible, share, np.inf)
+
+
+def round_time(gain, compute_s, *, power_w, **cell):
+    """P2 for the given devices, all scheduled, by SciPy's brentq on the sum of required shares."""
+
+    def excess(time_s):
+        return np.sum(required_share(time_s - compute_s, gain, power_w=power_w, **cell)) - 1
+
+    band = {name: cell[name] for name in ("bandwidth_hz", "noise_psd_w_hz")}
+    alone_s = np.max(compute_s + cell["upload_bits"] / rate(1.0, gain, power_w=power_w, **band))
+    if len(gain) == 1:
+        return alone_s
+    low, high = alone_s * (1 - 1e-12), 2 * alone_s
+    while excess(high) > 0:
+        high *= 2
+    return optimize.brentq(lambda t: max(min(excess(t), 1e9), -1e9), low, high, xtol=1e-300, rtol=1e-15)
+
+
+def best_subsets(gain, compute_s, *, power_w, **cell):
+    """For each size, the least round time over all subsets and the subset, by enumeration."""
+    num_devices = len(gain)
+    for size in range(1, num_devices + 1):
+        yield min(
+            (round_time(gain[list(s)], compute_s[list(s)], power_w=power_w[list(s)], **cell), s)
+            for s in itertools.combinations(range(num_devices), size)
+        )
+
+
+def bound(n, k, *, rho, beta, delta, num_samples, learning_rate, local_steps, phi):
+    """A, B and the bound of Theorem 3 as the paper prints them, sum by sum; rho and beta are (M,)."""
+    m, d_total = len(delta), math.fsum(num_samples)
+    rho, beta, mean_delta = (
+        math.fsum(d * x for d, x in zip(num_samples, v, strict=True)) / d_total for v in (rho, beta, delta)
+    )
+    growth = (learning_rate * beta + 1) ** local_steps - 1
+    g = [x / beta * growth for x in delta]
+    h = mean_delta / beta * growth - learning_rate * mean_delta * local_steps
+    double_sum = math.fsum(
+        num_samples[i] ** 2 * num_samples[j] ** 2 * (g[i] ** 2 + g[j] ** 2) for i in range(m) for j in range(m)
+    )
+    a = beta * double_sum / (2 * m * (m - 1) * min(num_samples) ** 2 * d_total**2)
+    b = (m - n) / n * a
+    floor = rho * h + b
+    eta_phi_tau = learning_rate * phi * local_steps
+    eps0 = (1 + math.sqrt(1 + 4 * eta_phi_tau * k**2 * floor)) / (2 * eta_phi_tau * k)
+    mean_g = math.fsum(d * x for d, x in zip(num_samples, g, strict=True)) / d_total
+    a_valid = beta * math.fsum(d**2 * (x + mean_g) ** 2 for d, x in zip(num_samples, g, strict=True))
+    return {
+        "g": g,
+        "h": h,
+        "published": a,
+        "valid": a_valid / (2 * m * (m - 1) * min(num_samples) ** 2),
+        "penalty": b,
+        "bound": eps0 + floor,
+    }
