@@ -4,14 +4,14 @@ At the optimum all scheduled devices finish together, at the time t* at which th
 s(t) falls strictly from inf, at the latest time b_k = compute_s + floor_s that a scheduled device would need with
 infinite bandwidth, towards 0. The unknown is therefore not t but the spare time e = t - b_k: in e every device's share
 keeps its relative accuracy, also where a weak signal makes it change by orders of magnitude within one rounding of t.
-1/s(e) is nearly linear, so that Newton's method on 1/s(e) = 1 needs about three steps from the time that the slowest
-device needs with the whole band to itself; a bracket safeguards it.
+1/s(e) is nearly linear, so that Newton's method on 1/s(e) = 1 needs about three steps; a bracket safeguards it.
 """
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from fcjax import checks
@@ -62,7 +62,32 @@ def fastest_sets(observation: Observation, cell: Cell) -> tuple[Array, Array]:
       scheduled: (M, M) bool; row n - 1 is the set of n devices.
     """
     checks.check_uplink(observation, cell)
-    upload = uploads(observation, cell)
+    return _fastest_sets(uploads(observation, cell))
+
+
+_BATCH = 4096
+
+
+@jax.jit
+def _allocate(scheduled: Array, upload: Upload) -> Decision:
+    able = _able(upload)
+    lost = scheduled & ~able
+    member, upload = _solvable(scheduled & able, upload)
+    round_s, spare_s = _finish(member, upload)
+    share = jnp.where(member, share_with_spare(spare_s, upload), 0)
+    share = share / jnp.sum(share)
+    anybody_lost = jnp.any(lost)
+    return Decision(
+        scheduled=scheduled,
+        share=jnp.where(
+            anybody_lost, lost / jnp.maximum(jnp.sum(lost, dtype=share.dtype), 1), jnp.where(scheduled, share, 0)
+        ),
+        round_s=jnp.where(anybody_lost, jnp.inf, jnp.where(jnp.any(scheduled), round_s, 0)),
+    )
+
+
+@jax.jit
+def _fastest_sets(upload: Upload) -> tuple[Array, Array]:
     num_devices = upload.unit_s.size
     frozen = lax.stop_gradient(upload)
     # Sizes are worked through in batches of about _BATCH devices in all: small problems in one go, large ones in
@@ -81,24 +106,6 @@ def fastest_sets(observation: Observation, cell: Cell) -> tuple[Array, Array]:
     return lax.cummax(round_s), scheduled
 
 
-_BATCH = 4096
-
-
-def _allocate(scheduled: Array, upload: Upload) -> Decision:
-    able = _able(upload)
-    lost = scheduled & ~able
-    member, upload = _solvable(scheduled & able, upload)
-    round_s, spare_s = _finish(member, upload)
-    share = jnp.where(member, share_with_spare(spare_s, upload), 0)
-    share = share / jnp.sum(share)
-    anybody_lost = jnp.any(lost)
-    return Decision(
-        scheduled=scheduled,
-        share=jnp.where(anybody_lost, lost / jnp.maximum(jnp.sum(lost), 1), jnp.where(scheduled, share, 0)),
-        round_s=jnp.where(anybody_lost, jnp.inf, jnp.where(jnp.any(scheduled), round_s, 0)),
-    )
-
-
 def _fastest_set(size: Array, upload: Upload) -> Array:
     able = _able(upload)
 
@@ -111,9 +118,15 @@ def _fastest_set(size: Array, upload: Upload) -> Array:
         candidate = _smallest(jnp.where(able, share_with_spare(spare_s, upload), jnp.inf), size)
         candidate_s, candidate_spare_s = finish(candidate)
         better = candidate_s < round_s
-        return jnp.where(better, candidate, scheduled), jnp.where(better, candidate_s, round_s), candidate_spare_s, better
+        return (
+            jnp.where(better, candidate, scheduled),
+            jnp.where(better, candidate_s, round_s),
+            candidate_spare_s,
+            better,
+        )
 
-    by_equal_split = _smallest(upload.compute_s + upload.floor_s + spare_with_share(1 / size, upload), size)
+    equal_share = 1 / size.astype(upload.unit_s.dtype)
+    by_equal_split = _smallest(upload.compute_s + upload.floor_s + spare_with_share(equal_share, upload), size)
     start = (by_equal_split, *finish(by_equal_split), jnp.array(True))
     return lax.while_loop(lambda state: state[-1], improve, start)[0]
 
@@ -160,20 +173,17 @@ def _finish_jvp(primals, tangents):
 class _Search(NamedTuple):
     low_s: Array
     high_s: Array
-    spare_s: Array  # of the device that would be last with infinite bandwidth: e
+    spare_s: Array  # of the member that would be last with infinite bandwidth: e
     done: Array
     num_solves: Array
 
 
 def _solve(member: Array, upload: Upload) -> tuple[Array, Array, Array]:
-    """Returns round_s, spare_s and how often the shares were solved for."""
+    """Returns round_s, each device's spare_s, and how often the shares were solved for."""
     earliest_s = upload.compute_s + upload.floor_s
     last = jnp.argmax(jnp.where(member, earliest_s, -jnp.inf))
     ahead_s = (upload.floor_s[last] - upload.floor_s) + (upload.compute_s[last] - upload.compute_s)
     ahead_s = jnp.where(member, jnp.maximum(ahead_s, 0), ahead_s)
-
-    def latest_at(share):
-        return jnp.max(jnp.where(member, spare_with_share(share, upload) - ahead_s, -jnp.inf))
 
     def total_share(spare_s):
         return jnp.sum(jnp.where(member, share_with_spare(jnp.where(member, spare_s + ahead_s, 1), upload), 0))
@@ -182,21 +192,39 @@ def _solve(member: Array, upload: Upload) -> tuple[Array, Array, Array]:
         total, slope = jax.jvp(total_share, (search.spare_s,), (jnp.ones_like(search.spare_s),))
         low_s = jnp.where(total > 1, search.spare_s, search.low_s)
         high_s = jnp.where(total > 1, search.high_s, search.spare_s)
-        newton_s = search.spare_s + total * (1 - total) / slope
-        done = jnp.abs(total - 1) < tolerance  # the Newton step squares what is left
+        newton_s = _newton(search.spare_s, total, slope)
+        done = jnp.abs(total - 1) < tolerance
         bisect = ~done & ~((newton_s > low_s) & (newton_s < high_s))
         spare_s = jnp.where(bisect, low_s * jnp.sqrt(high_s / low_s), jnp.clip(newton_s, low_s, high_s))
         return _Search(low_s, high_s, spare_s, done, search.num_solves + 1)
 
-    # Nobody can be faster than with the whole band, everybody is in time with equal shares; both within rounding.
-    low_s, high_s = 0.999 * latest_at(1.0), 1.001 * latest_at(1 / jnp.sum(member))
-    tolerance = float(jnp.finfo(low_s.dtype).eps) ** 0.5 / 4
+    tolerance = float(np.finfo(ahead_s.dtype).eps) ** 0.5 / 4  # the last step squares what is left
     search = lax.while_loop(
         lambda search: ~search.done & (search.num_solves < _MAX_SOLVES),
         step,
-        _Search(low_s, high_s, low_s, jnp.array(False), jnp.array(0)),
+        _Search(*_bracket_and_start(member, ahead_s, upload), done=jnp.array(False), num_solves=jnp.array(0)),
     )
     return earliest_s[last] + search.spare_s, search.spare_s + ahead_s, search.num_solves
 
 
-_MAX_SOLVES = 100  # a guard: the bracket halves in the worst case
+_MAX_SOLVES = 100  # a guard: bisection alone would need fewer
+
+
+def _bracket_and_start(member: Array, ahead_s: Array, upload: Upload) -> tuple[Array, Array, Array]:
+    """Bounds of e and a guess between them, none of which takes a solve."""
+    # No member can be faster than with the whole band, and all are in time with equal shares; both within rounding.
+    equal_share = 1 / jnp.sum(member, dtype=ahead_s.dtype)
+    equal_spare_s = spare_with_share(equal_share, upload)
+    low_s = 0.999 * jnp.max(jnp.where(member, spare_with_share(1, upload) - ahead_s, -jnp.inf))
+    high_s = 1.001 * jnp.max(jnp.where(member, equal_spare_s - ahead_s, -jnp.inf))
+    start_s = low_s
+    for _ in range(3):  # as if a share fell like 1/spare_s from the equal one
+        spare_s = jnp.where(member, start_s + ahead_s, 1)
+        share = jnp.where(member, equal_share * equal_spare_s / spare_s, 0)
+        start_s = jnp.clip(_newton(start_s, jnp.sum(share), -jnp.sum(share / spare_s)), low_s, high_s)
+    return low_s, high_s, start_s
+
+
+def _newton(spare_s: Array, total: Array, slope: Array) -> Array:
+    """A step towards 1/total = 1, given the slope of the total by spare_s."""
+    return spare_s + total * (1 - total) / slope

@@ -9,7 +9,7 @@ names map to the paper's symbols as learning_rate = eta, local_steps = tau, phi 
 """
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,19 +22,15 @@ from fcjax.lambertw import x_minus_log1p
 Constant = Literal["published", "valid"]
 
 
-def local_drift(
-    *, delta: ArrayLike, beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike
-) -> Array:
+def local_drift(*, delta: ArrayLike, beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike) -> Array:
     """g(tau) = delta/beta ((eta beta + 1)^tau - 1): how far tau local steps lead from tau centralised ones."""
     unit_excess = _unit_excess(beta, learning_rate, local_steps)
-    return delta * (jnp.asarray(learning_rate) * local_steps + unit_excess)
+    return jnp.asarray(delta) * (jnp.asarray(learning_rate) * local_steps + unit_excess)
 
 
-def mean_drift(
-    *, delta: ArrayLike, beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike
-) -> Array:
+def mean_drift(*, delta: ArrayLike, beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike) -> Array:
     """h(tau) = delta/beta ((eta beta + 1)^tau - 1) - eta delta tau: the same for the mean of all devices' models."""
-    return delta * _unit_excess(beta, learning_rate, local_steps)
+    return jnp.asarray(delta) * _unit_excess(beta, learning_rate, local_steps)
 
 
 def _unit_excess(beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike) -> Array:
@@ -42,20 +38,22 @@ def _unit_excess(beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLi
     checks.check_not_negative("beta", beta)
     checks.check_positive("learning_rate", learning_rate)
     checks.check_not_negative("local_steps", local_steps)
-    tau = jnp.asarray(local_steps)
-    x = jnp.asarray(learning_rate) * beta
-    # (1 + x)^tau - 1 - tau x = (exp(a) - 1 - a) - tau (x - ln(1 + x)) with a = tau ln(1 + x)
+    eta, tau = jnp.asarray(learning_rate), jnp.asarray(local_steps)
+    x = eta * beta
+    # (1 + x)^tau - 1 - tau x = (tau - 1) (x l - (x - l)) + (1 + x) (exp(b) - 1 - b), l = ln(1 + x), b = (tau - 1) l:
+    # both terms are positive, and 0 for tau = 1.
     safe = jnp.where(x > 0, x, 1)
-    excess = _expm1_minus_x(tau * jnp.log1p(safe)) - tau * x_minus_log1p(safe)
-    return learning_rate * jnp.where(x > 0, excess / safe, x * tau * (tau - 1) / 2)
+    log = jnp.log1p(safe)
+    excess = (tau - 1) * (safe * log - x_minus_log1p(safe)) + (1 + safe) * _expm1_minus_x((tau - 1) * log)
+    return eta * jnp.where(x > 0, excess / safe, x * tau * (tau - 1) / 2)
 
 
 def _expm1_minus_x(x: Array) -> Array:
-    """exp(x) - 1 - x for x >= 0, to the relative accuracy that the subtraction would lose at small x."""
-    num_terms = 9 if x.dtype == jnp.float32 else 17  # what is left out is below the rounding for x <= 1
+    """exp(x) - 1 - x, to the relative accuracy that the subtraction would lose at small x."""
+    num_terms = 9 if x.dtype == jnp.float32 else 17  # what is left out is below the rounding for |x| <= 1
     series = np.asarray([1 / math.factorial(k + 2) for k in reversed(range(num_terms))], x.dtype)
-    small = jnp.minimum(x, 1)
-    return jnp.where(x < 1, small * small * jnp.polyval(series, small), jnp.expm1(x) - x)
+    small = jnp.clip(x, -1, 1)
+    return jnp.where(jnp.abs(x) < 1, small * small * jnp.polyval(series, small), jnp.expm1(x) - x)
 
 
 def sampling_constant(
@@ -170,7 +168,7 @@ def convergence_bound(
 
 
 def scheduling_objective(
-    num_scheduled: ArrayLike, round_s: ArrayLike, *, budget_s: ArrayLike, **convergence: ArrayLike
+    num_scheduled: ArrayLike, round_s: ArrayLike, *, budget_s: ArrayLike, **convergence: Any
 ) -> Array:
     """P4: the convergence bound if every round until the budget is spent were like this one, K = floor(T/t*).
 
@@ -185,7 +183,7 @@ def scheduling_objective(
 
 
 def _per_device(delta: ArrayLike, num_samples: ArrayLike) -> tuple[Array, Array]:
-    """delta and the weights D_i/D, both (M,)."""
+    """The deltas and the weights D_i/D, both (M,)."""
     delta = jnp.asarray(delta, jnp.result_type(delta, float))
     if delta.ndim != 1 or delta.size == 0:
         raise ValueError(f"delta must have shape (M,) with M >= 1, one value a device, got {delta.shape}")

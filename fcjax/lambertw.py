@@ -63,7 +63,7 @@ def lambertw(z: ArrayLike, branch: int = 0) -> Array:
         raise TypeError(f"z must be real, got {z.dtype}; only the real branches of W are implemented")
     dtype = z.dtype if jnp.issubdtype(z.dtype, jnp.floating) else jnp.zeros(()).dtype
     working = dtype if dtype in (jnp.float32, jnp.float64) else jnp.float32
-    return _lambertw(z.astype(working), int(branch)).astype(dtype)
+    return _compiled(z.astype(working), int(branch)).astype(dtype)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -78,6 +78,9 @@ def _lambertw(z: Array, branch: int) -> Array:
     w = jnp.where(z == branch_point, -1, w)
     outside = (z < branch_point) if branch == 0 else (z < branch_point) | (z > 0)
     return jnp.where(outside | jnp.isnan(z), jnp.nan, w)
+
+
+_compiled = jax.jit(_lambertw, static_argnums=1)
 
 
 @_lambertw.defjvp
@@ -127,7 +130,7 @@ def upper_root(sigma: Array) -> Array:
 
 @jax.custom_jvp
 def x_minus_log1p(x: Array) -> Array:
-    """x - ln(1 + x) for x > -1, to the relative accuracy that the subtraction would lose at small x."""
+    """The value of x - ln(1 + x) for x > -1, to the relative accuracy that the subtraction would lose at small x."""
     r = x / (2 + x)
     return jnp.where(jnp.abs(r) < _NEAR, x * r - _log_tail(r), x - jnp.log(1 + x))
 
@@ -145,7 +148,7 @@ def _log_ratio(a: Array, b: Array) -> Array:
 
 
 def _log_tail(r: Array) -> Array:
-    """2 artanh(r) - 2 r = 2 r^3 (1/3 + r^2/5 + r^4/7 + ...) for |r| < _NEAR, where 2 artanh(r) = ln((1 + r)/(1 - r))."""
+    """The series ln((1 + r)/(1 - r)) - 2 r = 2 r^3 (1/3 + r^2/5 + r^4/7 + ...), for |r| < _NEAR."""
     num_terms = 6 if r.dtype == jnp.float32 else 12  # what is left out is below the rounding of 2 r
     series = np.asarray([2 / (2 * k + 3) for k in reversed(range(num_terms))], r.dtype)
     return r * r * r * jnp.polyval(series, r * r)

@@ -32,4 +32,4 @@ def compute_time(key: Array, num_samples: ArrayLike, cell: Cell) -> Array:
     checks.check_not_negative("cell.sample_floor_s", cell.sample_floor_s)
     checks.check_positive("cell.sample_rate_hz", cell.sample_rate_hz)
     extra = jax.vmap(jax.random.exponential)(keys.per_device(key, num_devices))
-    return num_samples * (cell.sample_floor_s + extra / jnp.asarray(cell.sample_rate_hz))
+    return jnp.asarray(num_samples) * (cell.sample_floor_s + extra / jnp.asarray(cell.sample_rate_hz))

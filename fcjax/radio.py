@@ -41,7 +41,7 @@ def place(key: Array, cell: Cell) -> Array:
     """Distances to the base station, (M,) m, of devices that are uniform in the disc of the cell's radius."""
     checks.check_positive("cell.radius_m", cell.radius_m)
     uniform = jax.vmap(jax.random.uniform)(keys.per_device(key, checks.num_devices(cell)))
-    return cell.radius_m * jnp.sqrt(uniform)
+    return jnp.asarray(cell.radius_m) * jnp.sqrt(uniform)
 
 
 def path_gain(distance_m: ArrayLike, cell: Cell) -> Array:
@@ -49,7 +49,7 @@ def path_gain(distance_m: ArrayLike, cell: Cell) -> Array:
     checks.check_not_negative("distance_m", distance_m)
     checks.check_positive("cell.min_distance_m", cell.min_distance_m)
     distance_km = jnp.maximum(jnp.asarray(distance_m), cell.min_distance_m) / 1e3
-    return cell.reference_gain * distance_km ** -jnp.asarray(cell.path_loss_exponent)
+    return jnp.asarray(cell.reference_gain) * distance_km ** -jnp.asarray(cell.path_loss_exponent)
 
 
 def fade(key: Array, cell: Cell) -> Array:
@@ -111,6 +111,7 @@ class Upload(NamedTuple):
     compute_s: Array
 
 
+@jax.jit
 def uploads(observation: Observation, cell: Cell) -> Upload:
     """The uploads of all devices; arguments as checked by the caller."""
     snr = _full_band_snr(observation, cell)
@@ -120,6 +121,7 @@ def uploads(observation: Observation, cell: Cell) -> Upload:
     return Upload(unit_s.astype(dtype), floor_s.astype(dtype), jnp.asarray(observation.compute_s, dtype))
 
 
+@jax.jit
 def share_with_spare(spare_s: Array, upload: Upload) -> Array:
     """The share with which an upload takes `spare_s` longer than over infinite bandwidth; inf for spare_s <= 0."""
     feasible = (spare_s > 0) & jnp.isfinite(upload.floor_s)

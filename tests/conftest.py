@@ -1,4 +1,4 @@
-"""All tests run with rank promotion forbidden and warnings as errors; those that take `dtype` run in both precisions."""
+"""Tests run with rank promotion forbidden and warnings as errors; those that take `dtype` run in both precisions."""
 
 import hypothesis
 import jax

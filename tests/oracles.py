@@ -43,9 +43,12 @@ def required_share(upload_s, gain, *, bandwidth_hz, noise_psd_w_hz, power_w, upl
     gamma = np.where(feasible, gamma, 0.5)
     share = target / -(special.lambertw(-gamma * np.exp(-gamma), -1).real + gamma)
     share = np.where(np.isfinite(share) & (share > 0), share, snr / (1 - gamma) / 2)
-    for _ in range(4):
+    for _ in range(100):  # Newton's method in 1/share, in which a weak signal's rate is nearly linear
         residual = share * np.log1p(snr / share) - target
-        share = np.maximum(share - residual / (np.log1p(snr / share) - snr / (share + snr)), share / 10)
+        previous, step = share, residual / (share * (np.log1p(snr / share) - snr / (share + snr)))
+        share = share / np.maximum(1 + step, 0.1)
+        if np.all(np.abs(share - previous) <= 1e-14 * share / np.minimum(snr, 1)):
+            break
     return np.where(feasible, share, np.inf)
 
 
@@ -59,7 +62,7 @@ def round_time(gain, compute_s, *, power_w, **cell):
     alone_s = np.max(compute_s + cell["upload_bits"] / rate(1.0, gain, power_w=power_w, **band))
     if len(gain) == 1:
         return alone_s
-    low, high = alone_s * (1 - 1e-12), 2 * alone_s
+    low, high = alone_s * (1 - 1e-9), 2 * alone_s
     while excess(high) > 0:
         high *= 2
     return optimize.brentq(lambda t: max(min(excess(t), 1e9), -1e9), low, high, xtol=1e-300, rtol=1e-15)

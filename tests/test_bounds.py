@@ -1,0 +1,179 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from jax.test_util import check_grads
+
+import fcjax
+from fcjax import bounds
+
+
+def draw(rng, num_devices):
+    return {
+        "rho": rng.uniform(0.5, 3, num_devices),
+        "beta": rng.uniform(1, 30, num_devices),
+        "delta": rng.uniform(0.1, 5, num_devices),
+        "num_samples": rng.integers(100, 5000, num_devices).astype(float),
+        "learning_rate": rng.uniform(1e-3, 0.05),
+        "local_steps": float(rng.integers(1, 20)),
+        "phi": 10 ** rng.uniform(-2, 0.7),
+    }
+
+
+def without(parameters, *names):
+    return {name: value for name, value in parameters.items() if name not in names}
+
+
+def cast(parameters, dtype):
+    return {name: jnp.asarray(value, dtype) for name, value in parameters.items()}
+
+
+def test_the_papers_sums_term_by_term(dtype):
+    rng = np.random.default_rng(0)
+    # Powers tau of 1 + eta beta multiply its rounding by tau.
+    rtol = 2e-5 if dtype == np.float32 else 1e-12
+    for _ in range(50):
+        num_devices = int(rng.choice([2, 7, 30]))
+        n, k = int(rng.integers(1, num_devices + 1)), int(rng.integers(1, 300))
+        drawn = draw(rng, num_devices)
+        parameters, expected = cast(drawn, dtype), oracles.bound(n, k, **drawn)
+        for constant in ("published", "valid"):
+            a = bounds.sampling_constant(**without(parameters, "rho", "phi"), constant=constant)
+            np.testing.assert_allclose(a, expected[constant], rtol=rtol)
+        penalty = fcjax.bounds.scheduling_penalty(n, **without(parameters, "rho", "phi"))
+        np.testing.assert_allclose(penalty, expected["penalty"], rtol=rtol)
+        np.testing.assert_allclose(bounds.convergence_bound(n, k, **parameters), expected["bound"], rtol=rtol)
+        weight = drawn["num_samples"] / drawn["num_samples"].sum()
+        mean = {"beta": weight @ drawn["beta"]} | {x: drawn[x] for x in ("learning_rate", "local_steps")}
+        np.testing.assert_allclose(
+            bounds.local_drift(delta=parameters["delta"], **cast(mean, dtype)), expected["g"], rtol=rtol
+        )
+        h = bounds.mean_drift(delta=jnp.asarray(weight @ drawn["delta"], dtype), **cast(mean, dtype))
+        np.testing.assert_allclose(h, expected["h"] if drawn["local_steps"] > 1 else 0, rtol=rtol)
+
+
+def test_gradients_are_finite_differences(x64):
+    rng = np.random.default_rng(1)
+    for constant in ("published", "valid"):
+        parameters = cast(draw(rng, 6), np.float64)
+
+        def bound(n, k, parameters, constant=constant):
+            return bounds.convergence_bound(n, k, **parameters, constant=constant)
+
+        scale = jax.tree.map(jnp.abs, parameters)
+        unit = jax.tree.map(jnp.ones_like, parameters)
+
+        def scaled(n, k, unit, scale=scale, bound=bound):
+            return bound(3 * n, 80 * k, jax.tree.map(jnp.multiply, scale, unit))
+
+        check_grads(jax.jit(scaled), (1.0, 1.0, unit), order=2, eps=1e-4, rtol=1e-4)
+
+
+def test_drift_keeps_its_digits_when_steps_are_small(dtype):
+    """At eta beta = 1e-6 the terms of h agree in all digits of float32."""
+    learning_rate, beta, tau = np.asarray(1e-7, dtype), np.asarray(10, dtype), np.asarray(5, dtype)
+    x = oracles.mpmath.mpf(float(learning_rate)) * float(beta)
+    exact = float(((1 + x) ** 5 - 1 - 5 * x) / float(beta))
+    h = bounds.mean_drift(delta=np.asarray(1, dtype), beta=beta, learning_rate=learning_rate, local_steps=tau)
+    np.testing.assert_allclose(h, exact, rtol=8 * float(np.finfo(dtype).eps))
+
+
+def test_beta_zero_is_the_limit(x64):
+    def h(beta):
+        return bounds.mean_drift(delta=2.0, beta=beta, learning_rate=0.01, local_steps=5.0)
+
+    assert h(0.0) == 0
+    np.testing.assert_allclose(jax.grad(h)(0.0), 2.0 * 0.01**2 * 5 * 4 / 2)
+    np.testing.assert_allclose(jax.grad(h)(1e-9), jax.grad(h)(0.0), rtol=1e-6)
+    assert bounds.local_drift(delta=2.0, beta=0.0, learning_rate=0.01, local_steps=5.0) == 2.0 * 0.01 * 5
+
+
+FIXED = {
+    "rho": 1.5,
+    "beta": 12.0,
+    "delta": np.linspace(1, 3, 20),
+    "num_samples": 3000,
+    "learning_rate": 0.01,
+    "local_steps": 5,
+    "phi": 0.05,
+}
+
+
+def test_scalars_mean_the_same_for_all_devices(dtype):
+    full = {name: np.full(20, FIXED[name], float) for name in ("rho", "beta", "num_samples")}
+    np.testing.assert_allclose(
+        bounds.convergence_bound(5, 90, **FIXED), bounds.convergence_bound(5, 90, **{**FIXED, **full}), rtol=1e-6
+    )
+
+
+def test_edges(dtype):
+    assert bounds.scheduling_penalty(20, **without(FIXED, "rho", "phi")) == 0
+    assert bounds.scheduling_penalty(0, **without(FIXED, "rho", "phi")) == np.inf
+    assert bounds.convergence_bound(5, 0, **FIXED) == np.inf
+    assert bounds.convergence_bound(0, 10, **FIXED) == np.inf
+    alone = {**FIXED, "delta": np.array([2.0])}
+    for constant in ("published", "valid"):
+        assert bounds.scheduling_penalty(1, **without(alone, "rho", "phi"), constant=constant) == 0
+    assert np.isfinite(bounds.convergence_bound(1, 10, **alone))
+    gradient = jax.grad(lambda k: bounds.convergence_bound(5, k, **FIXED))(0.0)
+    assert np.isfinite(gradient)
+
+
+def test_objective_has_its_floor(dtype):
+    objective = jax.vmap(lambda t: bounds.scheduling_objective(5, t, budget_s=60.0, **FIXED))
+    round_s = np.array([0.7, 0.70588, 59.0, 60.0, 60.1, np.inf, 0.0], dtype)
+    expected = [bounds.convergence_bound(5, k, **FIXED) for k in (85, 85, 1, 1, 0, 0, 0)]
+    np.testing.assert_allclose(objective(round_s), expected, rtol=1e-6)
+
+
+def test_more_devices_or_rounds_never_hurt():
+    n = np.arange(1, 21)
+    assert np.all(np.diff(bounds.scheduling_penalty(n, **without(FIXED, "rho", "phi"))) < 0)
+    assert np.all(np.diff(bounds.convergence_bound(n, 50, **FIXED)) < 0)
+    assert np.all(np.diff(bounds.convergence_bound(5, np.arange(1, 100), **FIXED)) < 0)
+
+
+def test_valid_constant_bounds_the_gap_of_a_quadratic(x64):
+    """Theorem 2 on F_i(w) = beta/2 |w - c_i|^2, whose local steps, mean and expectation have closed forms."""
+    rng = np.random.default_rng(3)
+    beta, eta, tau, dimensions = 2.0, 0.1, 5, 3
+    for num_devices in (2, 5, 9):
+        centre = rng.normal(size=(num_devices, dimensions))
+        # After tau steps from 0: w_i = (1 - (1 - eta beta)^tau) c_i, and ||grad F_i - grad F|| = beta |c_i - mean c|.
+        local = (1 - (1 - eta * beta) ** tau) * centre
+        delta = beta * np.linalg.norm(centre - centre.mean(0), axis=1)
+        variance = np.mean(np.sum((local - local.mean(0)) ** 2, axis=1))
+        for n in range(1, num_devices + 1):
+            gap = beta / 2 * variance * (num_devices - n) / (n * max(num_devices - 1, 1))
+            penalty = bounds.scheduling_penalty(
+                n, beta=beta, delta=delta, num_samples=10, learning_rate=eta, local_steps=tau, constant="valid"
+            )
+            assert penalty >= gap
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"phi": 0.0}, r"phi must be positive.*got 0"),
+        ({"learning_rate": -0.1}, r"learning_rate must be positive.*got -0.1"),
+        ({"beta": np.array([1.0, 2.0])}, r"beta must have shape \(\) or \(20,\), got \(2,\)"),
+        ({"rho": -1.0}, r"rho must be zero or more.*got -1"),
+        ({"delta": 2.0}, r"delta must have shape \(M,\).*\(\)"),
+        ({"num_samples": np.r_[0.0, np.ones(19)]}, r"num_samples\[0\] must be positive.*got 0"),
+        ({"local_steps": 0}, r"local_steps must be positive.*got 0"),
+        ({"constant": "printed"}, r"constant must be one of 'published', 'valid', got 'printed'"),
+    ],
+)
+def test_bad_input_is_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        bounds.convergence_bound(5, 10, **{**FIXED, **change})
+
+
+def test_bad_counts_are_named():
+    with pytest.raises(ValueError, match=r"num_scheduled must be between 0 and M = 20, got 21"):
+        bounds.convergence_bound(21, 10, **FIXED)
+    with pytest.raises(ValueError, match=r"num_rounds must be zero or more.*got -1"):
+        bounds.convergence_bound(5, -1, **FIXED)
+    with pytest.raises(ValueError, match=r"budget_s must be positive.*got 0"):
+        bounds.scheduling_objective(5, 1.0, budget_s=0.0, **FIXED)
