@@ -7,9 +7,9 @@ import numpy as np
 import oracles
 import pytest
 import worlds
+from derivatives import check_derivatives
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.test_util import check_grads
 from scipy import stats
 
 import fcjax
@@ -175,18 +175,13 @@ def test_required_share_physics(spare, factor, gain, scale):
     assert share(floor_s * (1 + spare), cell=scaled) == pytest.approx(base, rel=1e-8)
 
 
-def test_required_share_gradients(x64):
+def test_required_share_derivatives(x64):
     observation, cell = worlds.build(worlds.draw(np.random.default_rng(2), 5, radius_m=(300, 600)), np.float64)
-    # By the logarithms, since the leaves differ by twenty orders of magnitude.
-    leaves, structure = jax.tree.flatten((observation, dataclasses.replace(cell)))
-    used = leaves[:6]
 
-    def log_share(deadline_s, *exponents):
-        scaled = [jnp.asarray(leaf) * jnp.exp(x) for leaf, x in zip(used, exponents, strict=True)]
-        observation, cell = jax.tree.unflatten(structure, scaled + leaves[6:])
-        return jnp.log(fcjax.required_share(deadline_s, observation, cell))
+    def log_share(observation, cell):
+        return jnp.log(fcjax.required_share(3.0, observation, cell))
 
-    check_grads(log_share, (3.0, *[jnp.zeros(jnp.shape(leaf)) for leaf in used]), order=2, eps=1e-4, rtol=1e-4)
+    check_derivatives(*worlds.log_leaves(log_share, observation, cell), rtol=1e-5)
 
 
 def test_rate(dtype):

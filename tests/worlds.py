@@ -1,5 +1,8 @@
 """Random worlds, drawn in float32 so that both precisions and the oracles see the very same numbers."""
 
+import dataclasses
+
+import jax.numpy as jnp
 import numpy as np
 
 import fcjax
@@ -25,3 +28,17 @@ def build(world, dtype, **radio):
 
 def for_oracle(world):
     return {name: np.asarray(value, np.float64) for name, value in world.items()} | RADIO
+
+
+def log_leaves(function, observation, cell):
+    """function(observation, cell) as a function of the logarithms of the six leaves that matter, and these at 0."""
+    names = {observation: ("gain", "compute_s"), cell: ("bandwidth_hz", "noise_psd_w_hz", "power_w", "upload_bits")}
+
+    def by_exponents(exponents):
+        scaled = (
+            dataclasses.replace(o, **{n: jnp.asarray(getattr(o, n)) * jnp.exp(exponents[n]) for n in names[o]})
+            for o in names
+        )
+        return function(*scaled)
+
+    return by_exponents, {n: jnp.zeros(jnp.shape(getattr(o, n))) for o in names for n in names[o]}
