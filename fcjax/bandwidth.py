@@ -109,25 +109,18 @@ def _fastest_sets(upload: Upload) -> tuple[Array, Array]:
 def _fastest_set(size: Array, upload: Upload) -> Array:
     able = _able(upload)
 
-    def finish(scheduled):
-        round_s, spare_s = _finish(*_solvable(scheduled & able, upload))
-        return jnp.where(jnp.all(able | ~scheduled), round_s, jnp.inf), spare_s
-
     def improve(state):
-        scheduled, round_s, spare_s, _ = state
-        candidate = _smallest(jnp.where(able, share_with_spare(spare_s, upload), jnp.inf), size)
-        candidate_s, candidate_spare_s = finish(candidate)
+        scheduled, round_s, candidate, _ = state
+        candidate_s, spare_s = _finish(*_solvable(candidate & able, upload))
+        candidate_s = jnp.where(jnp.any(candidate & ~able), jnp.inf, candidate_s)
         better = candidate_s < round_s
-        return (
-            jnp.where(better, candidate, scheduled),
-            jnp.where(better, candidate_s, round_s),
-            candidate_spare_s,
-            better,
-        )
+        smallest = _smallest(jnp.where(able, share_with_spare(spare_s, upload), jnp.inf), size)
+        scheduled, round_s = jnp.where(better, candidate, scheduled), jnp.where(better, candidate_s, round_s)
+        return scheduled, round_s, smallest, better & jnp.any(smallest != candidate)
 
     equal_share = 1 / size.astype(upload.unit_s.dtype)
     by_equal_split = _smallest(upload.compute_s + upload.floor_s + spare_with_share(equal_share, upload), size)
-    start = (by_equal_split, *finish(by_equal_split), jnp.array(True))
+    start = by_equal_split, jnp.full((), jnp.inf, upload.unit_s.dtype), by_equal_split, jnp.array(True)
     return lax.while_loop(lambda state: state[-1], improve, start)[0]
 
 

@@ -16,6 +16,7 @@ so nothing differentiates through an iteration. `experiments/fit_lambertw.py` ma
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -26,17 +27,20 @@ from jax.typing import ArrayLike
 # Numerator and denominator of each guess, highest power first. Their errors, stated where they are used, decide
 # how many Halley steps follow: each step cubes the error.
 _UPPER_ROOT = (
-    (4.21270659e-05, 2.09977383e-02, 3.48171992e-01, 1.0),
-    (2.46395116e-03, 7.91583514e-02, 5.14803214e-01, 1.0),
+    (4.21007136e-05, 0.0209972562, 0.348248613, 1),
+    (0.00246366285, 0.0791708416, 0.514879767, 1),
 )
-_NEAR_BRANCH_POINT = ((0.01246, 0.44878295, 1.0), (0.12044985, 0.78211164, 1.0))
+_NEAR_BRANCH_POINT = (
+    (0.0145949878, 0.470048641, 1),
+    (0.129623939, 0.803381429, 1),
+)
 _AWAY = (
-    (8.36340134e-04, 1.03431391e-01, 4.47817161e-01, 1.54138303, 1.0),
-    (8.36361564e-04, 1.09153066e-01, 7.93224879e-01, 2.04107457, 1.0),
+    (0.0017388356, 0.130994252, 0.659608064, 1),
+    (0.0010235987, 0.0804863035, 0.53638595, 1),
 )
 
-# Branch 0 solves the equation in x up to here and W + ln(W/z) = 0 from here on.
-_SWITCH = -0.25
+# Branch 0 solves the equation in x up to here, which is |x| <= 0.4, and W + ln(W/z) = 0 from here on.
+_SWITCH = -0.33
 
 _NEAR = 0.25  # the largest |r| at which ln((1 + r)/(1 - r)) is summed as a series
 
@@ -71,7 +75,7 @@ def _lambertw(z: Array, branch: int) -> Array:
     branch_point = np.asarray(-np.exp(-1.0), z.dtype)
     if branch == 0:
         w = jnp.where(z < _SWITCH, _branch_0_near(z), _branch_0_away(z))
-        w = jnp.where((z == 0) | (z == jnp.inf), z, w)
+        w = jnp.where((jnp.abs(z) < _tiny(z)) | (z == jnp.inf), z, w)
     else:
         w = jnp.where(z == 0, -jnp.inf, -1 - upper_root(_sigma(z)))
     # The float nearest to -1/e lies outside the domain by less than its rounding: it counts as the branch point.
@@ -125,20 +129,25 @@ def upper_root(sigma: Array) -> Array:
     safe = jnp.where(positive, sigma, 1)
     t = jnp.sqrt(2 * safe)
     guess = safe + t * _rational(t, _UPPER_ROOT)  # relative error below 3e-6 for sigma up to 760
-    return jnp.where(positive, _halley_x(guess, safe), jnp.where(sigma == 0, 0, jnp.nan))
+    return jnp.where(positive, _halley_x(guess, x_minus_log1p(guess) - safe), jnp.where(sigma == 0, 0, jnp.nan))
 
 
 @jax.custom_jvp
 def x_minus_log1p(x: Array) -> Array:
     """The value of x - ln(1 + x) for x > -1, to the relative accuracy that the subtraction would lose at small x."""
-    r = x / (2 + x)
-    return jnp.where(jnp.abs(r) < _NEAR, x * r - _log_tail(r), x - jnp.log(1 + x))
+    return jnp.where((x > -0.4) & (x < 0.6), small_x_minus_log1p(x), x - jnp.log(1 + x))
 
 
 @x_minus_log1p.defjvp
 def _x_minus_log1p_jvp(primals, tangents):
     (x,), (dx,) = primals, tangents
     return x_minus_log1p(x), x / (1 + x) * dx
+
+
+def small_x_minus_log1p(x: Array) -> Array:
+    """`x_minus_log1p` for -0.4 <= x <= 0.6 only, at the cost of no logarithm."""
+    r = x / (2 + x)  # ln(1 + x) = ln((1 + r)/(1 - r)) = 2 r + tail, and x - 2 r = x r
+    return x * r - _log_tail(r)
 
 
 def _log_ratio(a: Array, b: Array) -> Array:
@@ -155,9 +164,15 @@ def _log_tail(r: Array) -> Array:
 
 
 def _sigma(z: Array) -> Array:
-    """-ln(-e z): through 1 + e z near the branch point, where its digits are, and through ln(-z) elsewhere."""
-    q = jnp.minimum(_one_plus_e_times(z), 0.75)
-    return jnp.where(z < _SWITCH, q + x_minus_log1p(-q), -1 - jnp.log(-z))
+    """-ln(-e z): through q = 1 + e z near the branch point, where its digits are, and through ln(-z) elsewhere."""
+    q = _one_plus_e_times(z)
+    return jnp.where(q < 0.4, _small_sigma(q), -1 - jnp.log(-z))
+
+
+def _small_sigma(q: Array) -> Array:
+    """-ln(1 - q) for q <= 0.4."""
+    r = q / (2 - q)
+    return 2 * r + _log_tail(r)
 
 
 def _one_plus_e_times(z: Array) -> Array:
@@ -171,27 +186,36 @@ def _one_plus_e_times(z: Array) -> Array:
 
 
 def _branch_0_near(z: Array) -> Array:
-    q = jnp.clip(_one_plus_e_times(z), 0, 0.5)
-    s = jnp.sqrt(2 * q)
-    guess = -s * _rational(s, _NEAR_BRANCH_POINT)  # of x; relative error below 2e-7
+    q = jnp.clip(_one_plus_e_times(z), 0, 0.4)
     positive = q > 0
-    x = _halley_x(jnp.where(positive, guess, -1), jnp.where(positive, q + x_minus_log1p(-q), 1))
+    q = jnp.where(positive, q, 0.1)
+    s = jnp.sqrt(2 * q)
+    guess = -s * _rational(s, _NEAR_BRANCH_POINT)  # of x; relative error below 1e-8
+    x = _halley_x(guess, small_x_minus_log1p(guess) - _small_sigma(q))
     return -1 - jnp.where(positive, x, 0)
 
 
 def _branch_0_away(z: Array) -> Array:
-    z = jnp.where((z < _SWITCH) | (z == 0) | (z == jnp.inf), 1, z)
-    t = jnp.log1p(z)
-    w = t * _rational(t, _AWAY)  # relative error below 5e-4
-    for _ in range(1 if z.dtype == jnp.float32 else 2):
-        f = w + _log_ratio(w, z)
-        w = w - 2 * f * w * (1 + w) / (2 * (1 + w) ** 2 + f)
-    return w
+    def halley(w, log_ratio):
+        f = w + log_ratio  # f' = (1 + w)/w and f'' = -1/w^2
+        return w - 2 * f * w * (1 + w) / (2 * (1 + w) ** 2 + f)
+
+    z = jnp.where((z < _SWITCH) | (jnp.abs(z) < _tiny(z)) | (z == jnp.inf), 1, z)
+    # u is 0.85 W at small z, about W/2 at large z, and analytic in sqrt(1 + e z) as W is: W/u hardly bends.
+    u = jnp.log1p(z / (1 + math.exp(0.5) * jnp.sqrt(z + math.exp(-1))) * 1.7)
+    w = u / 0.85 * _rational(u, _AWAY)  # relative error below 1e-4
+    if z.dtype == jnp.float64:
+        w = halley(w, jnp.log(w / z))
+    return halley(w, _log_ratio(w, z))
 
 
-def _halley_x(x: Array, sigma: Array) -> Array:
-    """One Halley step for x - ln(1 + x) = sigma; f' = x/(1 + x) and f'' = 1/(1 + x)^2."""
-    f = x_minus_log1p(x) - sigma
+def _tiny(z: Array) -> float:
+    """Where branch 0 is z (1 - z + ...) = z to the last digit."""
+    return float(np.finfo(z.dtype).eps) / 4
+
+
+def _halley_x(x: Array, f: Array) -> Array:
+    """One Halley step for f = x - ln(1 + x) - sigma = 0; f' = x/(1 + x) and f'' = 1/(1 + x)^2."""
     return x - 2 * f * x * (1 + x) / (2 * x * x - f)
 
 

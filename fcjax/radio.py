@@ -23,7 +23,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from fcjax import checks, keys
-from fcjax.lambertw import upper_root, x_minus_log1p
+from fcjax.lambertw import small_x_minus_log1p, upper_root, x_minus_log1p
 from fcjax.types import Cell, Observation
 
 
@@ -154,7 +154,7 @@ def required_efficiency(gamma: ArrayLike) -> Array:
 @jax.custom_jvp
 def _efficiency(gamma: Array, rest: Array) -> Array:
     """`required_efficiency` inside (0, 1), given gamma and rest = 1 - gamma, each to its own relative accuracy."""
-    sigma = jnp.where(rest < 0.4, x_minus_log1p(-rest), -rest - jnp.log(gamma))
+    sigma = jnp.where(rest < 0.4, small_x_minus_log1p(-rest), -rest - jnp.log(gamma))
     # v = rest + 2/3 rest^2 + O(rest^3): where that is exact, sigma may underflow.
     tiny = rest < np.sqrt(np.finfo(rest.dtype).eps) / 4
     return rest + jnp.where(tiny, rest * (1 + rest * (2 / 3)), upper_root(jnp.where(tiny, 1, sigma)))
