@@ -1,0 +1,36 @@
+"""Fetches data sets into the cache: `python -m fcjax.data mnist cifar10`."""
+
+import argparse
+import sys
+import time
+
+from fcjax.data import DataError, known, load
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m fcjax.data",
+        description="Fetches data sets, checks them, and keeps them in the cache.",
+        epilog="example: python -m fcjax.data mnist cifar10",
+    )
+    names = ", ".join(known.NAMES)
+    parser.add_argument("name", nargs="+", help=f"{names}, or any that TFDS has prepared on this machine")
+    parser.add_argument("--cache-dir", help="where to keep them (default: FCJAX_CACHE_DIR, or the user's cache folder)")
+    args = parser.parse_args(argv)
+    for name in args.name:
+        start = time.perf_counter()
+        try:
+            dataset = load(name, args.cache_dir)
+        except (DataError, ValueError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        shape = "x".join(map(str, dataset.train_x.shape[1:]))
+        print(
+            f"{name}: {len(dataset.train_y)}/{len(dataset.test_y)} images of {shape}, {dataset.num_labels} labels, "
+            f"checked, from {dataset.source}, in {time.perf_counter() - start:.1f} s"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""TFDS as the format of record, without TensorFlow: reading what it has prepared, and preparing.
+
+A stock builder needs TensorFlow to unpack what it downloads and to encode images. The builder here takes arrays that
+are read and verified already and hands TFDS the images as PNG files, so that Pillow and array_record are all it needs.
+"""
+
+import contextlib
+import io
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from tqdm.auto import tqdm
+
+from fcjax.data.known import Splits
+
+
+def data_dirs(cache: Path) -> list[Path]:
+    """Where prepared data sets may be: TFDS's own folder first, then the cache's."""
+    own = os.environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets"
+    return [Path(own), cache / "tfds"]
+
+
+def find(name: str, folders: list[Path]) -> Path | None:
+    """The newest prepared version of a data set in array_record, or None. A config follows a slash: emnist/letters."""
+    for folder in folders:
+        versions = [path.parent for path in (folder / name).glob("*/dataset_info.json")]
+        versions = [path for path in versions if any(path.glob("*.array_record*"))]
+        if versions:
+            return max(versions, key=lambda path: [int(n) if n.isdigit() else 0 for n in path.name.split(".")])
+    return None
+
+
+def read(folder: Path) -> tuple[Splits, list[str]]:
+    """All images and labels of a prepared data set, in its order, and the names of the labels."""
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder_from_directory(folder)
+    features = builder.info.features
+    if not {"image", "label"} <= set(features) or not isinstance(features["label"], tfds.features.ClassLabel):
+        raise ValueError(f"{folder} is no image classification: its features are {', '.join(features)}")
+    test = next((split for split in ("test", "validation") if split in builder.info.splits), None)
+    if "train" not in builder.info.splits or test is None:
+        raise ValueError(f"{folder} needs a train and a test split, it has {', '.join(builder.info.splits)}")
+    decoders = {"image": tfds.decode.SkipDecoding()}
+    splits: Splits = {}
+    for split, stored in (("train", "train"), ("test", test)):
+        source = builder.as_data_source(split=stored, decoders=decoders)
+        images, labels = [], []
+        for example in tqdm(source, desc=f"reading {folder.parent.name} {stored}", unit=" images", leave=False):
+            with Image.open(io.BytesIO(example["image"])) as image:
+                images.append(np.asarray(image).reshape(image.height, image.width, -1))
+            labels.append(example["label"])
+        if len({image.shape for image in images}) != 1:
+            raise ValueError(f"{folder}: the images of {stored} differ in shape; fcjax needs them alike")
+        splits[split] = np.stack(images), np.asarray(labels)
+    return splits, list(features["label"].names)
+
+
+def prepare(name: str, splits: Splits, folder: Path) -> None:
+    """Writes arrays as TFDS would have prepared the data set of that name, but in the publisher's order.
+
+    The folder is the data set's own: its version comes directly below.
+    """
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import registered
+
+    stock = tfds.builder_cls(name)
+
+    with registered.skip_registration():
+
+        class Prepared(stock):  # type: ignore[misc, valid-type]
+            def _info(self):
+                info = super()._info()
+                return tfds.core.DatasetInfo(
+                    builder=self,
+                    description=info.description,
+                    features=info.features,
+                    supervised_keys=info.supervised_keys,
+                    homepage=info.homepage,
+                    citation=info.citation,
+                    disable_shuffling=True,
+                )
+
+            def _split_generators(self, dl_manager):
+                return {split: self._generate_examples(split, *arrays) for split, arrays in splits.items()}
+
+            def _generate_examples(self, split, images, labels):
+                for index, (image, label) in enumerate(zip(images, labels, strict=True)):
+                    buffer = io.BytesIO()
+                    Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image).save(buffer, "PNG")
+                    buffer.seek(0)
+                    example = {"image": buffer, "label": int(label)}
+                    if "id" in self.info.features:
+                        example["id"] = f"{split}_{index:05d}"
+                    yield index, example
+
+    Prepared.name = name
+    with tempfile.TemporaryDirectory(dir=folder) as temporary, contextlib.redirect_stdout(io.StringIO()):
+        builder = Prepared(data_dir=temporary, file_format="array_record")
+        builder.download_and_prepare()  # says on standard output that it downloads, which it does not
+        written = Path(builder.data_dir)
+        written.rename(folder / written.name)
