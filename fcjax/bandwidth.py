@@ -36,11 +36,14 @@ def allocate(scheduled: Array, observation: Observation, cell: Cell) -> Decision
       in the limit of a vanishing gain. Shares and round_s are differentiable in every leaf of observation and cell,
       by the implicit function theorem.
     """
-    checks.check_uplink(observation, cell)
+    observation, cell = checks.uplink(observation, cell)
     scheduled = jnp.asarray(scheduled)
-    checks.check_shape("scheduled", scheduled, (checks.num_devices(cell),))
     if scheduled.dtype != bool:
         raise ValueError(f"scheduled must be a mask of booleans, one a device, got dtype {scheduled.dtype}")
+    if scheduled.shape != jnp.shape(cell.power_w):
+        raise ValueError(
+            f"scheduled must have shape {jnp.shape(cell.power_w)}, got {scheduled.shape}; use jax.vmap for batches"
+        )
     return _allocate(scheduled, uploads(observation, cell))
 
 
@@ -61,7 +64,7 @@ def fastest_sets(observation: Observation, cell: Cell) -> tuple[Array, Array]:
       round_s: (M,) s, non-decreasing; entry n - 1 is for n devices; inf where fewer than n devices ever finish.
       scheduled: (M, M) bool; row n - 1 is the set of n devices.
     """
-    checks.check_uplink(observation, cell)
+    observation, cell = checks.uplink(observation, cell)
     return _fastest_sets(uploads(observation, cell))
 
 
@@ -174,8 +177,14 @@ class _Search(NamedTuple):
 def _solve(member: Array, upload: Upload) -> tuple[Array, Array, Array]:
     """Returns round_s, each device's spare_s, and how often the shares were solved for."""
     earliest_s = upload.compute_s + upload.floor_s
+
+    def ahead_of(last):
+        return (upload.floor_s[last] - upload.floor_s) + (upload.compute_s[last] - upload.compute_s)
+
+    # Of members whose sums round to the same number, the differences tell who is last.
     last = jnp.argmax(jnp.where(member, earliest_s, -jnp.inf))
-    ahead_s = (upload.floor_s[last] - upload.floor_s) + (upload.compute_s[last] - upload.compute_s)
+    last = jnp.argmin(jnp.where(member, ahead_of(last), jnp.inf))
+    ahead_s = ahead_of(last)
     ahead_s = jnp.where(member, jnp.maximum(ahead_s, 0), ahead_s)
 
     def total_share(spare_s):

@@ -3,9 +3,10 @@
 Theorems are numbered as the paper prints them: 1 is the bandwidth allocation, 2 bounds by B(Pi) what scheduling only n
 of M devices costs in a round, 3 bounds the loss of the best model after K rounds by eps0 + rho h(tau) + B(Pi).
 
-All are plain functions of arrays and differentiable in every argument; n, K and tau may be floats. `beta` and `rho` are
-scalars or (M,), then averaged with the weights D_i/D; `delta` is (M,), `num_samples` (D_i) a scalar or (M,). Further
-names map to the paper's symbols as learning_rate = eta, local_steps = tau, phi = varphi, budget_s = T.
+All are plain functions of arrays and differentiable in every argument; n, K and tau may be floats. From
+`sampling_constant` on, `delta` is (M,), `num_samples` (D_i) a scalar or (M,), and `beta` and `rho` are scalars or (M,),
+then averaged with the weights D_i/D. Further names map to the paper's symbols as learning_rate = eta,
+local_steps = tau, phi = varphi, budget_s = T.
 """
 
 import math
@@ -24,32 +25,34 @@ Constant = Literal["published", "valid"]
 
 def local_drift(*, delta: ArrayLike, beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike) -> Array:
     """g(tau) = delta/beta ((eta beta + 1)^tau - 1): how far tau local steps lead from tau centralised ones."""
-    unit_excess = _unit_excess(beta, learning_rate, local_steps)
-    return jnp.asarray(delta) * (jnp.asarray(learning_rate) * local_steps + unit_excess)
+    delta = checks.not_negative("delta", delta)
+    unit_excess, eta, tau = _unit_excess(beta, learning_rate, local_steps)
+    return delta * (eta * tau + unit_excess)
 
 
 def mean_drift(*, delta: ArrayLike, beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike) -> Array:
     """h(tau) = delta/beta ((eta beta + 1)^tau - 1) - eta delta tau: the same for the mean of all devices' models."""
-    return jnp.asarray(delta) * _unit_excess(beta, learning_rate, local_steps)
+    delta = checks.not_negative("delta", delta)
+    unit_excess, _, _ = _unit_excess(beta, learning_rate, local_steps)
+    return delta * unit_excess
 
 
-def _unit_excess(beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike) -> Array:
-    """h(tau)/delta, without the cancellation of its terms at small eta beta."""
-    checks.check_not_negative("beta", beta)
-    checks.check_positive("learning_rate", learning_rate)
-    checks.check_not_negative("local_steps", local_steps)
-    eta, tau = jnp.asarray(learning_rate), jnp.asarray(local_steps)
+def _unit_excess(beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike) -> tuple[Array, Array, Array]:
+    """h(tau)/delta, without the cancellation of its terms at small eta beta; and eta and tau."""
+    beta = checks.not_negative("beta", beta)
+    eta = jnp.asarray(checks.positive("learning_rate", learning_rate, ()))
+    tau = jnp.asarray(checks.not_negative("local_steps", local_steps, ()))
     x = eta * beta
     # (1 + x)^tau - 1 - tau x = (tau - 1) (x l - (x - l)) + (1 + x) (exp(b) - 1 - b), l = ln(1 + x), b = (tau - 1) l:
-    # both terms are positive, and 0 for tau = 1.
+    # for tau >= 1 neither term is negative, and for tau = 1 both are 0.
     safe = jnp.where(x > 0, x, 1)
     log = jnp.log1p(safe)
     excess = (tau - 1) * (safe * log - x_minus_log1p(safe)) + (1 + safe) * _expm1_minus_x((tau - 1) * log)
-    return eta * jnp.where(x > 0, excess / safe, x * tau * (tau - 1) / 2)
+    return eta * jnp.where(x > 0, excess / safe, x * tau * (tau - 1) / 2), eta, tau
 
 
 def _expm1_minus_x(x: Array) -> Array:
-    """exp(x) - 1 - x, to the relative accuracy that the subtraction would lose at small x."""
+    """The value of exp(x) - 1 - x, to the relative accuracy that the subtraction would lose at small x."""
     num_terms = 9 if x.dtype == jnp.float32 else 17  # what is left out is below the rounding for |x| <= 1
     series = np.asarray([1 / math.factorial(k + 2) for k in reversed(range(num_terms))], x.dtype)
     small = jnp.clip(x, -1, 1)
@@ -113,11 +116,7 @@ def scheduling_penalty(
         local_steps=local_steps,
         constant=constant,
     )
-    num_devices = jnp.size(delta)
-    checks.check_values(
-        "num_scheduled", num_scheduled, lambda n: (n >= 0) & (n <= num_devices), f"between 0 and M = {num_devices}"
-    )
-    n = jnp.asarray(num_scheduled, a.dtype)
+    n, num_devices = _num_scheduled(num_scheduled, delta)
     return jnp.where(n > 0, (num_devices - n) / jnp.where(n > 0, n, 1) * a, jnp.inf)
 
 
@@ -138,33 +137,33 @@ def convergence_bound(
 
         eps0 = (1 + sqrt(1 + 4 eta phi K^2 tau (rho h(tau) + B(Pi)))) / (2 eta phi K tau)
 
-    It holds for eta <= 1/beta. inf for K = 0 or n = 0. `num_scheduled` and `num_rounds` may have any shape, the same or
-    one of them a scalar.
+    It holds for eta <= 1/beta and tau >= 1. inf for K = 0 or n = 0. `num_scheduled` and `num_rounds` may have any
+    shape, the same or one of them a scalar.
     """
-    checks.check_positive("phi", phi)
-    checks.check_positive("local_steps", local_steps)
-    checks.check_not_negative("num_rounds", num_rounds)
+    phi = checks.positive("phi", phi, ())
+    tau = checks.within("local_steps", local_steps, lambda x: (x >= 1) & np.isfinite(x), "1 or more, and finite", ())
+    k = jnp.asarray(checks.not_negative("num_rounds", num_rounds))
+    n, _ = _num_scheduled(num_scheduled, delta)
+    if n.ndim and k.ndim and n.shape != k.shape:
+        raise ValueError(f"num_scheduled and num_rounds must have the same shape, got {n.shape} and {k.shape}")
+    possible = (n > 0) & (k > 0)
     penalty = scheduling_penalty(
-        num_scheduled,
+        jnp.where(possible, n, 1),
         beta=beta,
         delta=delta,
         num_samples=num_samples,
         learning_rate=learning_rate,
-        local_steps=local_steps,
+        local_steps=tau,
         constant=constant,
     )
     delta, weight = _per_device(delta, num_samples)
     h = mean_drift(
-        delta=jnp.sum(weight * delta),
-        beta=_mean("beta", beta, weight),
-        learning_rate=learning_rate,
-        local_steps=local_steps,
+        delta=jnp.sum(weight * delta), beta=_mean("beta", beta, weight), learning_rate=learning_rate, local_steps=tau
     )
     floor = _mean("rho", rho, weight) * h + penalty
-    k = jnp.asarray(num_rounds, floor.dtype)
-    progress = jnp.asarray(learning_rate) * phi * local_steps
-    half = 1 / (2 * progress * jnp.where(k > 0, k, 1))
-    return jnp.where(k > 0, half + jnp.sqrt(half * half + floor / progress) + floor, jnp.inf)
+    progress = jnp.asarray(learning_rate) * phi * tau
+    half = 1 / (2 * progress * jnp.where(possible, k, 1))
+    return jnp.where(possible, half + jnp.sqrt(half * half + floor / progress) + floor, jnp.inf)
 
 
 def scheduling_objective(
@@ -174,27 +173,36 @@ def scheduling_objective(
 
     inf if not even one round fits. `convergence` are the keyword arguments of `convergence_bound`.
     """
-    checks.check_not_negative("round_s", round_s, or_infinite=True)
-    checks.check_positive("budget_s", budget_s)
-    round_s = jnp.asarray(round_s)
+    round_s = jnp.asarray(checks.not_negative_or_infinite("round_s", round_s))
+    budget_s = checks.positive("budget_s", budget_s, ())
     # A round that takes no time schedules nobody, whose bound is inf whatever K is.
     num_rounds = jnp.where(round_s > 0, jnp.floor(budget_s / jnp.where(round_s > 0, round_s, 1)), 0)
     return convergence_bound(num_scheduled, num_rounds, **convergence)
 
 
+def _num_scheduled(num_scheduled: ArrayLike, delta: ArrayLike) -> tuple[Array, int]:
+    """n, checked, and M."""
+    num_devices = _deltas(delta).size
+    allowed = f"between 0 and M = {num_devices}"
+    n = checks.within("num_scheduled", num_scheduled, lambda n: (n >= 0) & (n <= num_devices), allowed)
+    return jnp.asarray(n), num_devices
+
+
+def _deltas(delta: ArrayLike) -> Array:
+    deltas = jnp.asarray(checks.not_negative("delta", delta))
+    if deltas.ndim != 1 or deltas.size == 0:
+        raise ValueError(f"delta must have shape (M,) with M >= 1, one value a device, got {deltas.shape}")
+    return deltas
+
+
 def _per_device(delta: ArrayLike, num_samples: ArrayLike) -> tuple[Array, Array]:
     """The deltas and the weights D_i/D, both (M,)."""
-    delta = jnp.asarray(delta, jnp.result_type(delta, float))
-    if delta.ndim != 1 or delta.size == 0:
-        raise ValueError(f"delta must have shape (M,) with M >= 1, one value a device, got {delta.shape}")
-    checks.check_not_negative("delta", delta)
-    checks.check_shape("num_samples", num_samples, (), delta.shape)
-    checks.check_positive("num_samples", num_samples)
+    delta = _deltas(delta)
+    num_samples = checks.positive("num_samples", num_samples, (), delta.shape)
     samples = jnp.broadcast_to(jnp.asarray(num_samples, delta.dtype), delta.shape)
     return delta, samples / jnp.sum(samples)
 
 
 def _mean(name: str, value: ArrayLike, weight: Array) -> Array:
-    checks.check_shape(name, value, (), weight.shape)
-    checks.check_not_negative(name, value)
-    return jnp.sum(weight * value) if jnp.ndim(value) else jnp.asarray(value, weight.dtype)
+    value = jnp.asarray(checks.not_negative(name, value, (), weight.shape), weight.dtype)
+    return jnp.sum(weight * value) if value.ndim else value

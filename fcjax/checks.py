@@ -1,67 +1,97 @@
 """Errors for bad input, raised before anything is computed: they name the argument, its value and what is allowed.
 
-Shapes are checked always; values only where they are concrete, since a traced value has none to look at.
+Each check returns the value it was given, as numbers that JAX computes with as they stand: integers, lists and the like
+become floats here, because JAX would wrap integers that do not fit 32 bits. Shapes are checked always; values only
+where they are concrete, since a traced value has none to look at.
 """
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+from jax import Array
 
 from fcjax.types import Cell, Observation
 
-
-def check_values(name: str, value: ArrayLike, is_allowed: Callable[[np.ndarray], np.ndarray], allowed: str) -> None:
-    """Raises ValueError unless all of a concrete value is allowed; NaN never is."""
-    if isinstance(value, jax.core.Tracer):
-        return
-    array = np.asarray(value, float)
-    with np.errstate(invalid="ignore"):
-        bad = ~(is_allowed(array) & ~np.isnan(array))
-    if bad.any():
-        index = tuple(int(i) for i in np.argwhere(bad)[0])
-        where = f"{name}[{', '.join(map(str, index))}]" if index else name
-        raise ValueError(f"{where} must be {allowed}, got {array[index]:g}")
+Shape = tuple[int, ...]
+Real = Array | float  # a float is weakly typed: it takes the precision of the arrays that it meets
 
 
-def check_positive(name: str, value: ArrayLike) -> None:
-    check_values(name, value, lambda x: (x > 0) & np.isfinite(x), "positive and finite")
-
-
-def check_not_negative(name: str, value: ArrayLike, *, or_infinite: bool = False) -> None:
-    if or_infinite:
-        check_values(name, value, lambda x: x >= 0, "zero or more")
+def real(name: str, value: Any, *shapes: Shape) -> Real:
+    """Checks that a value is a real number or an array of them, of one of the given shapes if any is given."""
+    checked: Real
+    if isinstance(value, jax.Array):
+        if jnp.issubdtype(value.dtype, jnp.complexfloating):
+            raise ValueError(f"{name} must be real, got {value.dtype}")
+        checked = value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(float)
+    elif isinstance(value, float) and not isinstance(value, np.generic):
+        checked = value
     else:
-        check_values(name, value, lambda x: (x >= 0) & np.isfinite(x), "zero or more, and finite")
+        try:
+            array = np.asarray(value)
+        except ValueError:  # a ragged list
+            array = np.asarray(None)
+        if not (jnp.issubdtype(array.dtype, jnp.integer) or jnp.issubdtype(array.dtype, jnp.floating)):
+            raise ValueError(f"{name} must be a real number or an array of them, got {value!r}")
+        if jnp.issubdtype(array.dtype, jnp.integer):
+            array = array.astype(float)
+        checked = float(array) if isinstance(value, int) else jnp.asarray(array)
+    if shapes and jnp.shape(checked) not in shapes:
+        expected = " or ".join(str(shape) for shape in shapes)
+        raise ValueError(f"{name} must have shape {expected}, got {jnp.shape(checked)}; use jax.vmap for batches")
+    return checked
 
 
-def check_shape(name: str, value: ArrayLike, *allowed: tuple[int, ...]) -> None:
-    if jnp.shape(value) not in allowed:
-        expected = " or ".join(str(shape) for shape in allowed)
-        raise ValueError(f"{name} must have shape {expected}, got {jnp.shape(value)}; use jax.vmap for batches")
+def within(name: str, value: Any, is_allowed: Callable[[np.ndarray], np.ndarray], allowed: str, *shapes: Shape) -> Real:
+    """Checks that all of a concrete value is allowed; NaN never is."""
+    checked = real(name, value, *shapes)
+    if not isinstance(checked, jax.core.Tracer):
+        array = np.asarray(checked, float)
+        with np.errstate(invalid="ignore"):
+            bad = ~(is_allowed(array) & ~np.isnan(array))
+        if bad.any():
+            index = tuple(int(i) for i in np.argwhere(bad)[0])
+            where = f"{name}[{', '.join(map(str, index))}]" if index else name
+            raise ValueError(f"{where} must be {allowed}, got {array[index]:g}")
+    return checked
+
+
+def positive(name: str, value: Any, *shapes: Shape) -> Real:
+    return within(name, value, lambda x: (x > 0) & np.isfinite(x), "positive and finite", *shapes)
+
+
+def not_negative(name: str, value: Any, *shapes: Shape) -> Real:
+    return within(name, value, lambda x: (x >= 0) & np.isfinite(x), "zero or more, and finite", *shapes)
+
+
+def not_negative_or_infinite(name: str, value: Any, *shapes: Shape) -> Real:
+    return within(name, value, lambda x: x >= 0, "zero or more", *shapes)
 
 
 def num_devices(cell: Cell) -> int:
     """M, which `cell.power_w` tells."""
-    shape = jnp.shape(cell.power_w)
+    shape = jnp.shape(real("cell.power_w", cell.power_w))
     if len(shape) != 1 or shape[0] == 0:
         raise ValueError(f"cell.power_w must have shape (M,) with M >= 1, one power a device, got {shape}")
     return shape[0]
 
 
-def check_uplink(observation: Observation, cell: Cell) -> None:
-    """What the rate of an upload depends on."""
+def uplink(observation: Observation, cell: Cell) -> tuple[Observation, Cell]:
+    """Checks what the rate of an upload depends on."""
     per_device = (num_devices(cell),)
-    check_shape("cell.bandwidth_hz", cell.bandwidth_hz, ())
-    check_shape("cell.noise_psd_w_hz", cell.noise_psd_w_hz, ())
-    check_shape("cell.upload_bits", cell.upload_bits, (), per_device)
-    check_shape("observation.gain", observation.gain, per_device)
-    check_shape("observation.compute_s", observation.compute_s, per_device)
-    check_positive("cell.bandwidth_hz", cell.bandwidth_hz)
-    check_positive("cell.noise_psd_w_hz", cell.noise_psd_w_hz)
-    check_positive("cell.upload_bits", cell.upload_bits)
-    check_not_negative("cell.power_w", cell.power_w)
-    check_not_negative("observation.gain", observation.gain)
-    check_not_negative("observation.compute_s", observation.compute_s, or_infinite=True)
+    return (
+        Observation(
+            gain=not_negative("observation.gain", observation.gain, per_device),
+            compute_s=not_negative_or_infinite("observation.compute_s", observation.compute_s, per_device),
+        ),
+        dataclasses.replace(
+            cell,
+            bandwidth_hz=positive("cell.bandwidth_hz", cell.bandwidth_hz, ()),
+            noise_psd_w_hz=positive("cell.noise_psd_w_hz", cell.noise_psd_w_hz, ()),
+            power_w=not_negative("cell.power_w", cell.power_w, per_device),
+            upload_bits=positive("cell.upload_bits", cell.upload_bits, (), per_device),
+        ),
+    )

@@ -24,6 +24,8 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from fcjax import checks
+
 # Numerator and denominator of each guess, highest power first. Their errors, stated where they are used, decide
 # how many Halley steps follow: each step cubes the error.
 _UPPER_ROOT = (
@@ -56,16 +58,14 @@ def lambertw(z: ArrayLike, branch: int = 0) -> Array:
       branch: 0 for the principal branch (W >= -1), -1 for the lower branch (W <= -1).
 
     Returns:
-      W, of z's shape and float type: NaN outside the real domain of the branch, -1 at the float nearest to -1/e on
-      both branches, 0 at z = 0 on branch 0, -inf at z = 0 on branch -1. Subnormal z counts as zero, as everywhere in
-      XLA. Differentiable to any order, in forward and reverse mode.
+      W, of z's shape and float type: NaN outside the real domain of the branch, -1 at the float32 or float64 nearest to
+      -1/e on both branches, 0 at z = 0 on branch 0, -inf at z = 0 on branch -1. Subnormal z counts as zero, as
+      everywhere in XLA. Differentiable to any order, in forward and reverse mode.
     """
-    if isinstance(branch, bool) or branch not in (0, -1):
-        raise ValueError(f"branch must be 0 or -1, the branches that have real values, got {branch!r}")
-    z = jnp.asarray(z)
-    if jnp.issubdtype(z.dtype, jnp.complexfloating):
-        raise TypeError(f"z must be real, got {z.dtype}; only the real branches of W are implemented")
-    dtype = z.dtype if jnp.issubdtype(z.dtype, jnp.floating) else jnp.zeros(()).dtype
+    if not isinstance(branch, int | np.integer) or isinstance(branch, bool) or branch not in (0, -1):
+        raise ValueError(f"branch must be the number 0 or -1, for which W has real values, got {branch!r}")
+    z = jnp.asarray(checks.real("z", z))
+    dtype = z.dtype
     working = dtype if dtype in (jnp.float32, jnp.float64) else jnp.float32
     return _compiled(z.astype(working), int(branch)).astype(dtype)
 
@@ -148,6 +148,12 @@ def small_x_minus_log1p(x: Array) -> Array:
     """`x_minus_log1p` for -0.4 <= x <= 0.6 only, at the cost of no logarithm."""
     r = x / (2 + x)  # ln(1 + x) = ln((1 + r)/(1 - r)) = 2 r + tail, and x - 2 r = x r
     return x * r - _log_tail(r)
+
+
+def small_x_minus_log1p_over_x(x: Array) -> Array:
+    """The same over x, which does not underflow, for 0 < x <= 0.6."""
+    r = x / (2 + x)
+    return r - _log_tail(r) / x
 
 
 def _log_ratio(a: Array, b: Array) -> Array:

@@ -5,7 +5,6 @@ with mean num_samples/mu_i: P[t < x] = 1 - exp(-(mu_i/(tau d)) (x - a_i tau d)) 
 """
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -22,14 +21,9 @@ def compute_time(key: Array, num_samples: ArrayLike, cell: Cell) -> Array:
       cell: for `sample_floor_s` and `sample_rate_hz`.
     """
     num_devices = checks.num_devices(cell)
-    for name, value in (
-        ("num_samples", num_samples),
-        ("cell.sample_floor_s", cell.sample_floor_s),
-        ("cell.sample_rate_hz", cell.sample_rate_hz),
-    ):
-        checks.check_shape(name, value, (), (num_devices,))
-    checks.check_not_negative("num_samples", num_samples)
-    checks.check_not_negative("cell.sample_floor_s", cell.sample_floor_s)
-    checks.check_positive("cell.sample_rate_hz", cell.sample_rate_hz)
+    shapes = (), (num_devices,)
+    num_samples = checks.not_negative("num_samples", num_samples, *shapes)
+    sample_floor_s = checks.not_negative("cell.sample_floor_s", cell.sample_floor_s, *shapes)
+    sample_rate_hz = checks.positive("cell.sample_rate_hz", cell.sample_rate_hz, *shapes)
     extra = jax.vmap(jax.random.exponential)(keys.per_device(key, num_devices))
-    return jnp.asarray(num_samples) * (cell.sample_floor_s + extra / jnp.asarray(cell.sample_rate_hz))
+    return num_samples * (sample_floor_s + extra / sample_rate_hz)

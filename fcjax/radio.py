@@ -23,7 +23,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from fcjax import checks, keys
-from fcjax.lambertw import small_x_minus_log1p, upper_root, x_minus_log1p
+from fcjax.lambertw import small_x_minus_log1p, small_x_minus_log1p_over_x, upper_root
 from fcjax.types import Cell, Observation
 
 
@@ -39,17 +39,18 @@ def dbm_to_w(value_dbm: ArrayLike) -> Array:
 
 def place(key: Array, cell: Cell) -> Array:
     """Distances to the base station, (M,) m, of devices that are uniform in the disc of the cell's radius."""
-    checks.check_positive("cell.radius_m", cell.radius_m)
+    radius_m = checks.positive("cell.radius_m", cell.radius_m, ())
     uniform = jax.vmap(jax.random.uniform)(keys.per_device(key, checks.num_devices(cell)))
-    return jnp.asarray(cell.radius_m) * jnp.sqrt(uniform)
+    return radius_m * jnp.sqrt(uniform)
 
 
 def path_gain(distance_m: ArrayLike, cell: Cell) -> Array:
     """The mean power gain at a distance: a 1 km reference and a power law."""
-    checks.check_not_negative("distance_m", distance_m)
-    checks.check_positive("cell.min_distance_m", cell.min_distance_m)
-    distance_km = jnp.maximum(jnp.asarray(distance_m), cell.min_distance_m) / 1e3
-    return jnp.asarray(cell.reference_gain) * distance_km ** -jnp.asarray(cell.path_loss_exponent)
+    distance_m = checks.not_negative("distance_m", distance_m)
+    min_distance_m = checks.positive("cell.min_distance_m", cell.min_distance_m, ())
+    reference_gain = checks.positive("cell.reference_gain", cell.reference_gain, ())
+    exponent = checks.not_negative("cell.path_loss_exponent", cell.path_loss_exponent, ())
+    return reference_gain * (jnp.maximum(distance_m, min_distance_m) / 1e3) ** -exponent
 
 
 def fade(key: Array, cell: Cell) -> Array:
@@ -58,25 +59,22 @@ def fade(key: Array, cell: Cell) -> Array:
     The amplitude is sqrt(1 - s) + sqrt(s) CN(0, 1) with s the cell's `scatter`: constant for s = 0, Rayleigh for s = 1,
     Rician with the factor K = (1 - s)/s in between.
     """
-    checks.check_values("cell.scatter", cell.scatter, lambda x: (x >= 0) & (x <= 1), "between 0 and 1")
-    checks.check_not_negative("cell.shadowing_db", cell.shadowing_db)
+    scatter = checks.within("cell.scatter", cell.scatter, lambda x: (x >= 0) & (x <= 1), "between 0 and 1", ())
+    shadowing_db = checks.not_negative("cell.shadowing_db", cell.shadowing_db, ())
     device_keys = keys.per_device(key, checks.num_devices(cell))
     in_phase, quadrature, shadow = jax.vmap(lambda k: jax.random.normal(k, (3,)))(device_keys).T
-    scatter = jnp.asarray(cell.scatter)
     scattered = scatter * (in_phase**2 + quadrature**2) / 2
     # The slope of the square root is infinite at both ends: there the gradient of the cross term, which has mean 0
     # anyway, is left out.
-    mixed = scatter * (1 - scatter)
+    mixed = jnp.asarray(scatter * (1 - scatter))
     cross = jnp.where(mixed > 0, jnp.sqrt(2 * jnp.where(mixed > 0, mixed, 1)), 0) * in_phase
-    return ((1 - scatter) + scattered + cross) * db_to_linear(cell.shadowing_db * shadow)
+    return ((1 - scatter) + scattered + cross) * db_to_linear(shadowing_db * shadow)
 
 
 def rate(share: ArrayLike, observation: Observation, cell: Cell) -> Array:
     """What each device sends over its share of the bandwidth, (M,) bit/s; 0 at share 0."""
-    checks.check_uplink(observation, cell)
-    share = jnp.asarray(share)
-    checks.check_shape("share", share, jnp.shape(cell.power_w))
-    checks.check_not_negative("share", share)
+    observation, cell = checks.uplink(observation, cell)
+    share = jnp.asarray(checks.not_negative("share", share, jnp.shape(cell.power_w)))
     safe = jnp.where(share > 0, share, 1)
     bits_s = safe * cell.bandwidth_hz * jnp.log1p(_full_band_snr(observation, cell) / safe) / math.log(2)
     return jnp.where(share > 0, bits_s, 0)
@@ -95,10 +93,8 @@ def required_share(deadline_s: ArrayLike, observation: Observation, cell: Cell) 
     Returns:
       (M,) shares of the bandwidth, which may exceed 1; inf where no bandwidth is enough.
     """
-    checks.check_uplink(observation, cell)
-    deadline_s = jnp.asarray(deadline_s)
-    checks.check_shape("deadline_s", deadline_s, (), jnp.shape(cell.power_w))
-    checks.check_not_negative("deadline_s", deadline_s, or_infinite=True)
+    observation, cell = checks.uplink(observation, cell)
+    deadline_s = checks.not_negative_or_infinite("deadline_s", deadline_s, (), jnp.shape(cell.power_w))
     upload = uploads(observation, cell)
     return share_with_spare(deadline_s - upload.compute_s - upload.floor_s, upload)
 
@@ -134,8 +130,11 @@ def share_with_spare(spare_s: Array, upload: Upload) -> Array:
 
 def spare_with_share(share: ArrayLike, upload: Upload) -> Array:
     """The inverse of `share_with_spare`, for share > 0."""
+    # floor_s (snr - ln(1 + snr))/ln(1 + snr), with floor_s = unit_s/(share snr): the square of a small snr underflows.
     snr = upload.unit_s / (share * upload.floor_s)
-    return jnp.where(snr > 0, upload.floor_s * (x_minus_log1p(snr) / jnp.log1p(snr)), jnp.inf)
+    safe = jnp.where(snr > 0, snr, 1)
+    ratio = jnp.where(safe < 0.6, small_x_minus_log1p_over_x(safe), 1 - jnp.log(1 + safe) / safe) / jnp.log1p(safe)
+    return upload.unit_s / share * jnp.where(snr > 0, ratio, 0.5)
 
 
 def required_efficiency(gamma: ArrayLike) -> Array:

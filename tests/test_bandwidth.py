@@ -140,6 +140,37 @@ def test_uploads_much_shorter_than_computation_keep_their_digits():
     np.testing.assert_allclose(upload_s[0], upload_s[1], rtol=1e-6)
 
 
+def test_members_whose_earliest_times_round_to_one_number(dtype):
+    """Floors of 7e-13 and 4e-10 s behind 500 s of computation: only their differences tell who is last."""
+    gain, cell = np.array([1e-10, 2e-13], dtype), fcjax.Cell(20e6, 10**-20.4, np.full(2, 0.01, dtype), 10.0)
+    shares = [
+        fcjax.allocate(np.ones(2, bool), fcjax.Observation(gain, np.full(2, compute_s, dtype)), cell).share
+        for compute_s in (500.0, 0.0)
+    ]
+    np.testing.assert_allclose(shares[0], shares[1], rtol=1e-5)
+    assert shares[0][1] > 0.99
+
+
+@pytest.mark.parametrize("weak", [1e-29, 1e-30, 1e-33, 1e-36])
+def test_a_very_weak_signal_takes_the_band_and_the_time(weak, dtype):
+    gain = np.array([weak, 1e-11, 1e-11], dtype)
+    cell = fcjax.Cell(20e6, 10**-20.4, np.full(3, 0.01, dtype), 1.6e6)
+    decision = fcjax.allocate(np.ones(3, bool), fcjax.Observation(gain, np.full(3, 0.5, dtype)), cell)
+    np.testing.assert_allclose(decision.share, [1, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(decision.round_s, 10**-20.4 * 1.6e6 * np.log(2) / (0.01 * weak), rtol=1e-5)
+
+
+def test_integers_of_any_size_are_numbers():
+    observation = fcjax.Observation([1e-11] * 3, [0, 1, 0])
+    for bits in (3_200_000_000, np.int64(3_200_000_000), np.full(3, 3_200_000_000)):
+        cell = fcjax.Cell(5 * 10**9, 10**-20.4, [1, 2, 1], bits)
+        same = fcjax.Cell(5e9, 10**-20.4, np.array([1.0, 2.0, 1.0]), 3.2e9)
+        np.testing.assert_array_equal(
+            fcjax.allocate([True, True, False], observation, cell).share,
+            fcjax.allocate([True, True, False], observation, same).share,
+        )
+
+
 def test_vmap_equals_a_loop(dtype):
     rng = np.random.default_rng(9)
     cell = fcjax.Cell(power_w=np.full(12, 0.01, dtype), **worlds.RADIO)

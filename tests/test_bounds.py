@@ -110,8 +110,11 @@ def test_edges(dtype):
     for constant in ("published", "valid"):
         assert bounds.scheduling_penalty(1, **without(alone, "rho", "phi"), constant=constant) == 0
     assert np.isfinite(bounds.convergence_bound(1, 10, **alone))
-    gradient = jax.grad(lambda k: bounds.convergence_bound(5, k, **FIXED))(0.0)
-    assert np.isfinite(gradient)
+    for n, k in ((5.0, 0.0), (0.0, 5.0), (0.0, 0.0)):
+        gradient = jax.grad(lambda p, n=n, k=k: bounds.convergence_bound(n, k, **{**FIXED, **p}))(
+            {"phi": 0.05, "learning_rate": 0.01, "local_steps": 5.0, "rho": 1.5, "beta": 12.0}
+        )
+        assert all(leaf == 0 for leaf in jax.tree.leaves(gradient))
 
 
 def test_objective_has_its_floor(dtype):
@@ -155,7 +158,10 @@ def test_valid_constant_bounds_the_gap_of_a_quadratic(x64):
         ({"rho": -1.0}, r"rho must be zero or more.*got -1"),
         ({"delta": 2.0}, r"delta must have shape \(M,\).*\(\)"),
         ({"num_samples": np.r_[0.0, np.ones(19)]}, r"num_samples\[0\] must be positive.*got 0"),
-        ({"local_steps": 0}, r"local_steps must be positive.*got 0"),
+        ({"local_steps": 0.5}, r"local_steps must be 1 or more.*got 0.5"),
+        ({"local_steps": np.ones(3)}, r"local_steps must have shape \(\), got \(3,\)"),
+        ({"learning_rate": np.full(20, 0.1)}, r"learning_rate must have shape \(\), got \(20,\)"),
+        ({"rho": None}, r"rho must be a real number or an array of them, got None"),
         ({"constant": "printed"}, r"constant must be one of 'published', 'valid', got 'printed'"),
     ],
 )
@@ -167,6 +173,8 @@ def test_bad_input_is_named(change, message):
 def test_bad_counts_are_named():
     with pytest.raises(ValueError, match=r"num_scheduled must be between 0 and M = 20, got 21"):
         bounds.convergence_bound(21, 10, **FIXED)
+    with pytest.raises(ValueError, match=r"num_scheduled and num_rounds.*got \(3,\) and \(2,\)"):
+        bounds.convergence_bound(np.arange(1, 4), np.arange(2), **FIXED)
     with pytest.raises(ValueError, match=r"num_rounds must be zero or more.*got -1"):
         bounds.convergence_bound(5, -1, **FIXED)
     with pytest.raises(ValueError, match=r"budget_s must be positive.*got 0"):

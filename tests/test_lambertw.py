@@ -117,13 +117,14 @@ def test_types(x64):
     half = fcjax.lambertw(jnp.asarray([1.0, 2.0], jnp.bfloat16))
     assert half.dtype == jnp.bfloat16
     np.testing.assert_array_equal(half, fcjax.lambertw(np.float32([1, 2])).astype(jnp.bfloat16))
-    with pytest.raises(TypeError, match="complex"):
+    assert fcjax.lambertw(np.int64(10**12)) == fcjax.lambertw(1e12)
+    with pytest.raises(ValueError, match=r"z must be a real number.*1j"):
         fcjax.lambertw(1j)
 
 
-@pytest.mark.parametrize("branch", [1, -2, 0.5, True, "0"])
+@pytest.mark.parametrize("branch", [1, -2, 0.5, True, "0", None])
 def test_unknown_branch_is_named(branch):
-    with pytest.raises(ValueError, match=f"branch must be 0 or -1.*{branch!r}"):
+    with pytest.raises(ValueError, match=f"branch must be the number 0 or -1.*{branch!r}"):
         fcjax.lambertw(1.0, branch)
 
 
@@ -139,9 +140,9 @@ def test_guesses_are_as_good_as_the_number_of_steps_assumes(x64):
     sigma = np.geomspace(1e-10, 760, 4000)
     t = np.sqrt(2 * sigma)
     np.testing.assert_allclose(sigma + t * _rational(t, _UPPER_ROOT), upper_root(sigma), rtol=3e-6)
-    z = np.linspace(-np.exp(-1) + 1e-9, -0.33, 4000)
+    z = np.linspace(-np.exp(-1) + 1e-6, -0.33, 4000)
     s = np.sqrt(2 * (1 + np.e * z))
-    np.testing.assert_allclose(s * _rational(s, _NEAR_BRANCH_POINT), 1 + fcjax.lambertw(z), rtol=1e-7)
+    np.testing.assert_allclose(s * _rational(s, _NEAR_BRANCH_POINT), 1 + fcjax.lambertw(z), rtol=1e-8)
     z = np.concatenate([np.linspace(-0.33, -1e-3, 999), np.exp(np.linspace(-7, 709.7, 4000))])
     u = np.log1p(z / (1 + np.sqrt(np.e) * np.sqrt(z + np.exp(-1))) * 1.7)
     np.testing.assert_allclose(u / 0.85 * _rational(u, _AWAY), fcjax.lambertw(z), rtol=1e-4)
