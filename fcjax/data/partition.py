@@ -1,0 +1,161 @@
+"""Who has which samples: partitions of a data set among devices, as indices into the one shared array.
+
+`by_name` reads the names that command lines use: "iid"; "l2", the paper's non-iid case of two label shards a device;
+"dir0.1", Dirichlet proportions. All are disjoint, and the same for the same seed.
+"""
+
+import dataclasses
+import re
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Partition:
+    """Row i holds the samples of device i, in random order, in its first sizes[i] entries; the rest repeats them."""
+
+    indices: np.ndarray  # (M, N_max) int32, into the training set
+    sizes: np.ndarray  # (M,) int32, D_i
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.sizes)
+
+    def of_device(self, device: int) -> np.ndarray:
+        return self.indices[device, : self.sizes[device]]
+
+    def label_counts(self, labels: np.ndarray) -> np.ndarray:
+        """How many samples of each label each device has, (M, labels)."""
+        num_labels = int(labels.max()) + 1
+        return np.stack([np.bincount(labels[self.of_device(i)], minlength=num_labels) for i in range(self.num_devices)])
+
+
+def by_name(name: str, labels: np.ndarray, num_devices: int, *, seed: int, equal: bool = True) -> Partition:
+    """The partition of a name such as "iid", "l2" or "dir0.1"."""
+    if name == "iid":
+        return iid(labels, num_devices, seed=seed, equal=equal)
+    if match := re.fullmatch(r"l(\d+)", name):
+        return label_shards(labels, num_devices, int(match[1]), seed=seed, equal=equal)
+    if match := re.fullmatch(r"dir(\d*\.?\d+(?:e-?\d+)?)", name):
+        return dirichlet(labels, num_devices, float(match[1]), seed=seed)
+    raise ValueError(
+        f"unknown distribution {name!r}: use iid, l1, l2, ... (labels a device) or dir0.1, dir1, ... (alpha)"
+    )
+
+
+def iid(
+    labels: np.ndarray, num_devices: int, *, seed: int, equal: bool = True, sizes: np.ndarray | None = None
+) -> Partition:
+    """A random partition; of equal sizes, leaving out what does not divide, or complete, or of the given sizes."""
+    labels = _checked(labels, num_devices)
+    rng = np.random.default_rng([seed, 0])
+    order = rng.permutation(labels.size)
+    if sizes is not None:
+        sizes = np.asarray(sizes)
+        if sizes.shape != (num_devices,) or not np.issubdtype(sizes.dtype, np.integer) or sizes.min() < 1:
+            raise ValueError(f"sizes must be {num_devices} integers of 1 or more, one a device, got {sizes}")
+        if sizes.sum() > labels.size:
+            raise ValueError(f"sizes must sum to at most {labels.size}, the number of samples, got {sizes.sum()}")
+        return _partition(np.split(order[: sizes.sum()], np.cumsum(sizes)[:-1]), rng)
+    if equal:
+        order = order[: labels.size // num_devices * num_devices]
+    return _partition(np.array_split(order, num_devices), rng)
+
+
+def label_shards(
+    labels: np.ndarray, num_devices: int, labels_per_device: int, *, seed: int, equal: bool = True
+) -> Partition:
+    """The paper's non-iid case: the samples of each label are cut into shards, and each device has l distinct labels.
+
+    The M l shards are spread over the labels as evenly as can be. Either all shards are equal, as large as the scarcest
+    label allows, or every label is used up.
+    """
+    labels = _checked(labels, num_devices)
+    present, counts = np.unique(labels, return_counts=True)
+    if not 1 <= labels_per_device <= present.size:
+        raise ValueError(
+            f"a device can have 1 to {present.size} distinct labels of this data set, got l = {labels_per_device}"
+        )
+    rng = np.random.default_rng([seed, 1])
+    remaining = np.full(present.size, num_devices * labels_per_device // present.size)
+    remaining[rng.permutation(present.size)[: num_devices * labels_per_device % present.size]] += 1
+    if np.any(remaining > counts):
+        label = int(np.argmax(remaining - counts))
+        raise ValueError(
+            f"label {present[label]} has {counts[label]} samples, too few for {remaining[label]} shards: "
+            f"take fewer devices than {num_devices} or fewer labels a device than {labels_per_device}"
+        )
+    shard_size = int(np.min(counts[remaining > 0] // remaining[remaining > 0]))
+    shards = []
+    for label, num_shards in zip(present, remaining, strict=True):
+        order = rng.permutation(np.flatnonzero(labels == label))
+        shards.append(np.array_split(order[: shard_size * num_shards] if equal else order, max(num_shards, 1)))
+    devices = []
+    for _ in range(num_devices):
+        # The labels with the most shards left, so that enough distinct ones remain for the rest; ties at random.
+        chosen = np.lexsort((rng.random(present.size), -remaining))[:labels_per_device]
+        devices.append(np.concatenate([shards[label][remaining[label] - 1] for label in chosen]))
+        remaining[chosen] -= 1
+    return _partition(devices, rng)
+
+
+def dirichlet(
+    labels: np.ndarray, num_devices: int, alpha: float, *, seed: int, min_size: int = 1, max_tries: int = 1000
+) -> Partition:
+    """Each label's samples are divided in proportions drawn from Dirichlet(alpha): complete, of unequal sizes.
+
+    Drawn again until every device has `min_size` samples.
+    """
+    labels = _checked(labels, num_devices)
+    if not (alpha > 0 and np.isfinite(alpha)):
+        raise ValueError(f"alpha must be positive and finite, got {alpha}")
+    if num_devices * min_size > labels.size:
+        raise ValueError(
+            f"{num_devices} devices of at least {min_size} samples need more than the {labels.size} there are"
+        )
+    rng = np.random.default_rng([seed, 2])
+    by_label = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    for _ in range(max_tries):
+        cuts = [
+            np.round(np.cumsum(rng.dirichlet(np.full(num_devices, alpha)))[:-1] * order.size).astype(int)
+            for order in by_label
+        ]
+        parts = [np.split(order, cut) for order, cut in zip(by_label, cuts, strict=True)]
+        devices = [np.concatenate(part) for part in zip(*parts, strict=True)]
+        if min(device.size for device in devices) >= min_size:
+            return _partition(devices, rng)
+    raise ValueError(
+        f"alpha = {alpha} leaves some of {num_devices} devices with fewer than {min_size} samples in all of "
+        f"{max_tries} draws: take a larger alpha, fewer devices, or a smaller min_size"
+    )
+
+
+def plot(partition: Partition, labels: np.ndarray, ax: Any = None) -> Any:
+    """Draws how many samples of each label each device has; returns the axes."""
+    import matplotlib.pyplot as plt
+
+    counts = partition.label_counts(labels)
+    if ax is None:
+        _, ax = plt.subplots(figsize=(1.5 + 0.35 * counts.shape[1], 1.2 + 0.22 * counts.shape[0]), layout="constrained")
+    image = ax.imshow(counts, aspect="auto", cmap="Blues", vmin=0)
+    ax.set(xlabel="label", ylabel="device", xticks=range(counts.shape[1]))
+    ax.figure.colorbar(image, ax=ax, label="samples")
+    return ax
+
+
+def _checked(labels: np.ndarray, num_devices: int) -> np.ndarray:
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(f"labels must be one integer a sample, got shape {labels.shape} of {labels.dtype}")
+    if labels.size and labels.min() < 0:
+        raise ValueError(f"labels must be 0 or more, got {labels.min()}")
+    if not 1 <= num_devices <= labels.size:
+        raise ValueError(f"num_devices must be 1 to {labels.size}, the number of samples, got {num_devices}")
+    return labels
+
+
+def _partition(devices: list[np.ndarray], rng: np.random.Generator) -> Partition:
+    sizes = np.array([device.size for device in devices], np.int32)
+    rows = [np.resize(rng.permutation(device), sizes.max()) for device in devices]
+    return Partition(np.stack(rows).astype(np.int32), sizes)

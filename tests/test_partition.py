@@ -1,0 +1,132 @@
+import matplotlib as mpl
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fcjax.data import partition
+
+NUM_LABELS = 10
+
+
+def draw_labels(seed, num_samples):
+    """Labels of unequal frequency, each present."""
+    rng = np.random.default_rng(seed)
+    weights = rng.uniform(0.5, 1.5, NUM_LABELS)
+    rest = rng.choice(NUM_LABELS, num_samples - NUM_LABELS, p=weights / weights.sum())
+    return rng.permutation(np.concatenate([np.arange(NUM_LABELS), rest])).astype(np.int32)
+
+
+def samples(parts):
+    return np.concatenate([parts.of_device(i) for i in range(parts.num_devices)])
+
+
+def assert_disjoint(parts, labels):
+    used = samples(parts)
+    assert used.size == np.unique(used).size == parts.sizes.sum()
+    assert used.min() >= 0
+    assert used.max() < labels.size
+    for row, size in zip(parts.indices, parts.sizes, strict=True):
+        assert set(row) == set(row[:size])
+
+
+seeds = st.integers(0, 10_000)
+
+
+@given(seed=seeds, num_devices=st.integers(1, 40), equal=st.booleans())
+def test_iid(seed, num_devices, equal):
+    labels = draw_labels(seed, 500)
+    parts = partition.iid(labels, num_devices, seed=seed, equal=equal)
+    assert_disjoint(parts, labels)
+    if equal:
+        assert set(parts.sizes) == {500 // num_devices}
+    else:
+        assert parts.sizes.sum() == 500
+        assert np.ptp(parts.sizes) <= 1
+
+
+@given(seed=seeds, num_devices=st.integers(1, 40), count=st.integers(1, NUM_LABELS), equal=st.booleans())
+def test_label_shards(seed, num_devices, count, equal):
+    labels = draw_labels(seed, 2000)
+    parts = partition.label_shards(labels, num_devices, count, seed=seed, equal=equal)
+    assert_disjoint(parts, labels)
+    counts = parts.label_counts(labels)
+    assert np.all(np.sum(counts > 0, axis=1) == count)
+    owners = np.sum(counts > 0, axis=0)
+    assert np.ptp(owners) <= 1
+    if equal:
+        assert np.unique(counts[counts > 0]).size == 1
+        assert np.unique(parts.sizes).size == 1
+    else:
+        assert parts.sizes.sum() == np.sum(np.bincount(labels)[owners > 0])
+
+
+@given(seed=seeds, num_devices=st.integers(1, 20), alpha=st.floats(0.05, 100))
+def test_dirichlet(seed, num_devices, alpha):
+    labels = draw_labels(seed, 1000)
+    try:
+        parts = partition.dirichlet(labels, num_devices, alpha, seed=seed)
+    except ValueError:
+        assume(False)
+    assert_disjoint(parts, labels)
+    assert parts.sizes.sum() == 1000
+    assert parts.sizes.min() >= 1
+
+
+def test_alpha_is_how_even_the_proportions_are():
+    labels = draw_labels(0, 20_000)
+
+    def unevenness(alpha):
+        counts = partition.dirichlet(labels, 10, alpha, seed=1).label_counts(labels)
+        return np.std(counts / counts.sum(0), axis=0).mean()
+
+    assert unevenness(0.2) > 3 * unevenness(10) > 6 * unevenness(1000)
+
+
+@given(seed=seeds, sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8))
+def test_given_sizes(seed, sizes):
+    labels = draw_labels(seed, 500)
+    parts = partition.iid(labels, len(sizes), seed=seed, sizes=np.array(sizes))
+    assert_disjoint(parts, labels)
+    np.testing.assert_array_equal(parts.sizes, sizes)
+
+
+@pytest.mark.parametrize("name", ["iid", "l1", "l2", "l10", "dir0.5", "dir1e-1", "dir.3"])
+def test_names_and_seeds(name):
+    labels = draw_labels(3, 3000)
+    first, again, other = (partition.by_name(name, labels, 8, seed=seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first.indices, again.indices)
+    np.testing.assert_array_equal(first.sizes, again.sizes)
+    assert not np.array_equal(first.of_device(0), other.of_device(0))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda y: partition.by_name("l11", y, 5, seed=0), r"1 to 10 distinct labels.*got l = 11"),
+        (lambda y: partition.by_name("l0", y, 5, seed=0), r"got l = 0"),
+        (lambda y: partition.by_name("noniid", y, 5, seed=0), r"unknown distribution 'noniid': use iid, l1"),
+        (lambda y: partition.by_name("dir0", y, 5, seed=0), r"alpha must be positive.*got 0"),
+        (lambda y: partition.label_shards(y, 400, 10, seed=0), r"label \d has \d+ samples, too few for 400 shards"),
+        (lambda y: partition.iid(y, 501, seed=0), r"num_devices must be 1 to 500.*got 501"),
+        (lambda y: partition.iid(y, 0, seed=0), r"num_devices must be 1 to 500.*got 0"),
+        (lambda y: partition.iid(y, 2, seed=0, sizes=np.array([400, 200])), r"sum to at most 500.*got 600"),
+        (lambda y: partition.iid(y, 2, seed=0, sizes=np.array([4, 0])), r"sizes must be 2 integers of 1 or more"),
+        (lambda y: partition.iid(y - 1, 2, seed=0), r"labels must be 0 or more, got -1"),
+        (lambda y: partition.iid(y / 2, 2, seed=0), r"labels must be one integer a sample.*float64"),
+        (lambda y: partition.dirichlet(y, 40, 1e-3, seed=0, max_tries=3), r"alpha = 0.001 leaves some of 40 devices"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(draw_labels(0, 500))
+
+
+def test_picture(tmp_path):
+    mpl.use("Agg")
+    labels = draw_labels(0, 3000)
+    ax = partition.plot(partition.by_name("l2", labels, 20, seed=0), labels)
+    ax.figure.savefig(tmp_path / "partition.png")
+    shown = ax.images[0].get_array()
+    assert shown.shape == (20, NUM_LABELS)
+    assert np.all((shown > 0).sum(1) == 2)
