@@ -5,7 +5,6 @@ cache; a data set that TFDS has prepared on this machine; and for MNIST, Fashion
 from the publisher or from a verified mirror, which it keeps as TFDS would have prepared them.
 """
 
-import dataclasses
 import os
 import tarfile
 import tempfile
@@ -15,25 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fcjax.data import known, prepared, store
+from fcjax.data import known, partition, prepared, store, synthetic
+from fcjax.data.dataset import Dataset
 from fcjax.data.fetch import SourceError, verify
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Dataset:
-    """A classification data set."""
-
-    name: str
-    train_x: np.ndarray  # (N, H, W, C) uint8
-    train_y: np.ndarray  # (N,) int32
-    test_x: np.ndarray
-    test_y: np.ndarray
-    label_names: tuple[str, ...]
-    source: str  # where it came from
-
-    @property
-    def num_labels(self) -> int:
-        return len(self.label_names)
+__all__ = ["DataError", "Dataset", "load", "partition", "synthetic"]
 
 
 class DataError(RuntimeError):

@@ -139,7 +139,9 @@ def plot(partition: Partition, labels: np.ndarray, ax: Any = None) -> Any:
     if ax is None:
         _, ax = plt.subplots(figsize=(1.5 + 0.35 * counts.shape[1], 1.2 + 0.22 * counts.shape[0]), layout="constrained")
     image = ax.imshow(counts, aspect="auto", cmap="Blues", vmin=0)
-    ax.set(xlabel="label", ylabel="device", xticks=range(counts.shape[1]))
+    ax.set(xlabel="label", ylabel="device")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.get_major_locator().set_params(integer=True)
     ax.figure.colorbar(image, ax=ax, label="samples")
     return ax
 

@@ -1,0 +1,31 @@
+"""What all sources of data give."""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dataset:
+    """Inputs and targets for training and test, in memory."""
+
+    name: str
+    train_x: np.ndarray  # (N, ...): images are (N, H, W, C) uint8
+    train_y: np.ndarray  # (N,): labels are int32
+    test_x: np.ndarray
+    test_y: np.ndarray
+    label_names: tuple[str, ...]  # none for regression
+    source: str  # where it came from
+
+    def __post_init__(self):
+        for split, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
+            if len(x) != len(y):
+                raise ValueError(f"{split}_x and {split}_y must be of one length, got {len(x)} and {len(y)}")
+            if self.label_names and len(y) and not (0 <= y.min() and y.max() < self.num_labels):
+                raise ValueError(
+                    f"{split}_y must be labels from 0 to {self.num_labels - 1}, got {y.min()} to {y.max()}"
+                )
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.label_names)

@@ -1,0 +1,53 @@
+"""Tasks made from a seed, of any size: for tests, and for studies on losses that are convex."""
+
+import numpy as np
+
+from fcjax.data.dataset import Dataset
+
+
+def classification(
+    num_train: int,
+    num_test: int = 0,
+    *,
+    num_features: int = 20,
+    num_labels: int = 10,
+    spread: float = 1.0,
+    seed: int = 0,
+) -> Dataset:
+    """Gaussian clouds around random centres of unit variance, one a label; `spread` is their standard deviation."""
+    _check(num_train=num_train, num_features=num_features, num_labels=num_labels)
+    rng = np.random.default_rng([seed, 10])
+    centres = rng.normal(size=(num_labels, num_features))
+
+    def draw(size):
+        labels = rng.integers(0, num_labels, size)
+        return (centres[labels] + spread * rng.normal(size=(size, num_features))).astype(np.float32), labels
+
+    return _dataset("synthetic classification", draw(num_train), draw(num_test), num_labels, np.int32)
+
+
+def regression(
+    num_train: int, num_test: int = 0, *, num_features: int = 20, noise: float = 0.1, seed: int = 0
+) -> Dataset:
+    """y = w x + noise for standard normal x and w: targets of one dimension, in float32."""
+    _check(num_train=num_train, num_features=num_features)
+    rng = np.random.default_rng([seed, 11])
+    weights = rng.normal(size=num_features)
+
+    def draw(size):
+        x = rng.normal(size=(size, num_features))
+        return x.astype(np.float32), x @ weights + noise * rng.normal(size=size)
+
+    return _dataset("synthetic regression", draw(num_train), draw(num_test), 0, np.float32)
+
+
+def _check(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be 1 or more, got {size}")
+
+
+def _dataset(name: str, train: tuple, test: tuple, num_labels: int, dtype: type) -> Dataset:
+    (train_x, train_y), (test_x, test_y) = train, test
+    names = tuple(str(label) for label in range(num_labels))
+    return Dataset(name, train_x, train_y.astype(dtype), test_x, test_y.astype(dtype), names, "a seed")
