@@ -21,7 +21,7 @@ class Dataset:
         for split, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             if len(x) != len(y):
                 raise ValueError(f"{split}_x and {split}_y must be of one length, got {len(x)} and {len(y)}")
-            if self.label_names and len(y) and not (0 <= y.min() and y.max() < self.num_labels):
+            if self.label_names and len(y) and not (y.min() >= 0 and y.max() < self.num_labels):
                 raise ValueError(
                     f"{split}_y must be labels from 0 to {self.num_labels - 1}, got {y.min()} to {y.max()}"
                 )

@@ -29,7 +29,7 @@ def classification(
 def regression(
     num_train: int, num_test: int = 0, *, num_features: int = 20, noise: float = 0.1, seed: int = 0
 ) -> Dataset:
-    """y = w x + noise for standard normal x and w: targets of one dimension, in float32."""
+    """Targets y = w x + noise for standard normal x and w, in float32."""
     _check(num_train=num_train, num_features=num_features)
     rng = np.random.default_rng([seed, 11])
     weights = rng.normal(size=num_features)

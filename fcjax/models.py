@@ -1,0 +1,136 @@
+"""What is trained: Table II of the paper, and any flax module.
+
+A model is a few pure functions of its parameters, which are a pytree. It takes inputs as they are stored: bytes are
+scaled to [0, 1], then all are normalised by the mean and standard deviation that the model was made with.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+Params = Any
+
+
+class Model(NamedTuple):
+    """`loss` is the mean over a batch of inputs (B, ...) and targets (B,); `correct` is (B,), 1 for a right answer."""
+
+    init: Callable[[Array], Params]  # key -> params
+    loss: Callable[[Params, Array, Array], Array]  # params, x, y -> ()
+    correct: Callable[[Params, Array, Array], Array]  # params, x, y -> (B,)
+
+
+def num_parameters(model: Model) -> int:
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+
+
+def upload_bits(model: Model, bits_per_parameter: int = 32) -> float:
+    """S, the size of an uploaded model."""
+    return float(bits_per_parameter * num_parameters(model))
+
+
+def mlp(
+    input_shape: Sequence[int],
+    num_labels: int,
+    *,
+    hidden: Sequence[int] = (64,),
+    mean: float = 0.0,
+    std: float = 1.0,
+) -> Model:
+    """The paper's network: one hidden layer of 64 ReLU units and cross-entropy, by default."""
+    return from_flax(MLP((*hidden, num_labels)), input_shape, num_labels, mean=mean, std=std)
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU between them, started as PyTorch's Linear is: uniform in +-1/sqrt(inputs)."""
+
+    features: Sequence[int]
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        x = x.reshape(x.shape[0], -1)
+        for index, size in enumerate(self.features):
+            start = _uniform(1 / math.sqrt(x.shape[-1]))
+            x = nn.Dense(size, kernel_init=start, bias_init=start)(nn.relu(x) if index else x)
+        return x
+
+
+def from_flax(
+    module: nn.Module, input_shape: Sequence[int], num_labels: int, *, mean: float = 0.0, std: float = 1.0
+) -> Model:
+    """A classifier by cross-entropy from a flax module that maps a batch of inputs to logits (B, num_labels)."""
+    name = type(module).__name__
+    example = jax.ShapeDtypeStruct((2, *input_shape), jnp.float32)
+    try:
+        variables = jax.eval_shape(lambda x: module.init(jax.random.key(0), x), example)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} does not take inputs of shape {example.shape}: {error}") from error
+    if others := sorted(set(variables) - {"params"}):
+        raise ValueError(f"{name} has state beside its parameters ({', '.join(others)}), which averaging would lose")
+    logits = jax.eval_shape(module.apply, variables, example)
+    if jnp.shape(logits) != (2, num_labels):
+        raise ValueError(
+            f"{name} must map a batch of 2 to logits of shape (2, {num_labels}), one a label, got {jnp.shape(logits)}"
+        )
+
+    def apply(params, x):
+        return module.apply({"params": params}, _normalised(x, mean, std))
+
+    def loss(params, x, y):
+        return optax.softmax_cross_entropy_with_integer_labels(apply(params, x), y).mean()
+
+    def correct(params, x, y):
+        return jnp.argmax(apply(params, x), axis=-1) == y
+
+    return Model(lambda key: module.init(key, jnp.zeros(example.shape, example.dtype))["params"], loss, correct)
+
+
+def linear_regression(num_features: int, *, mean: float = 0.0, std: float = 1.0) -> Model:
+    """The loss 1/2 (y - w x)^2, convex; an answer is right within 1/2."""
+
+    def predict(params, x):
+        return _normalised(x, mean, std).reshape(x.shape[0], -1) @ params
+
+    def loss(params, x, y):
+        return jnp.mean((y - predict(params, x)) ** 2) / 2
+
+    def correct(params, x, y):
+        return jnp.abs(predict(params, x) - y) < 0.5
+
+    return Model(lambda _: jnp.zeros(num_features), loss, correct)
+
+
+def squared_svm(num_features: int, *, regularisation: float = 0.1, mean: float = 0.0, std: float = 1.0) -> Model:
+    """The loss lambda/2 |w|^2 + 1/2 max(0, 1 - y w x)^2, strongly convex, for targets y of -1 and 1.
+
+    The paper's Table II prints it without the square, which its smoothness needs.
+    """
+
+    def margin(params, x, y):
+        return y * (_normalised(x, mean, std).reshape(x.shape[0], -1) @ params)
+
+    def loss(params, x, y):
+        hinge = jnp.maximum(0, 1 - margin(params, x, y))
+        return regularisation / 2 * jnp.sum(params**2) + jnp.mean(hinge**2) / 2
+
+    def correct(params, x, y):
+        return margin(params, x, y) > 0
+
+    return Model(lambda _: jnp.zeros(num_features), loss, correct)
+
+
+def _normalised(x: Array, mean: float, std: float) -> Array:
+    if x.dtype == jnp.uint8:
+        # (x/255 - mean)/std as one multiplication and one addition
+        return x.astype(jnp.float32) * (1 / (255 * std)) - mean / std
+    return (x - mean) / std
+
+
+def _uniform(limit: float) -> Callable[..., Array]:
+    return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -limit, limit)
