@@ -18,11 +18,15 @@ Params = Any
 
 
 class Model(NamedTuple):
-    """`loss` is the mean over a batch of inputs (B, ...) and targets (B,); `correct` is (B,), 1 for a right answer."""
+    """Functions of inputs (B, ...) and targets (B,); `losses` include the regularisation, so that F_i is their mean."""
 
     init: Callable[[Array], Params]  # key -> params
-    loss: Callable[[Params, Array, Array], Array]  # params, x, y -> ()
-    correct: Callable[[Params, Array, Array], Array]  # params, x, y -> (B,)
+    losses: Callable[[Params, Array, Array], Array]  # params, x, y -> (B,)
+    correct: Callable[[Params, Array, Array], Array]  # params, x, y -> (B,) bool
+
+    def loss(self, params: Params, x: Array, y: Array) -> Array:
+        """The mean loss of a batch."""
+        return jnp.mean(self.losses(params, x, y))
 
 
 def num_parameters(model: Model) -> int:
@@ -82,13 +86,13 @@ def from_flax(
     def apply(params, x):
         return module.apply({"params": params}, _normalised(x, mean, std))
 
-    def loss(params, x, y):
-        return optax.softmax_cross_entropy_with_integer_labels(apply(params, x), y).mean()
+    def losses(params, x, y):
+        return optax.softmax_cross_entropy_with_integer_labels(apply(params, x), y)
 
     def correct(params, x, y):
         return jnp.argmax(apply(params, x), axis=-1) == y
 
-    return Model(lambda key: module.init(key, jnp.zeros(example.shape, example.dtype))["params"], loss, correct)
+    return Model(lambda key: module.init(key, jnp.zeros(example.shape, example.dtype))["params"], losses, correct)
 
 
 def linear_regression(num_features: int, *, mean: float = 0.0, std: float = 1.0) -> Model:
@@ -97,13 +101,13 @@ def linear_regression(num_features: int, *, mean: float = 0.0, std: float = 1.0)
     def predict(params, x):
         return _normalised(x, mean, std).reshape(x.shape[0], -1) @ params
 
-    def loss(params, x, y):
-        return jnp.mean((y - predict(params, x)) ** 2) / 2
+    def losses(params, x, y):
+        return (y - predict(params, x)) ** 2 / 2
 
     def correct(params, x, y):
         return jnp.abs(predict(params, x) - y) < 0.5
 
-    return Model(lambda _: jnp.zeros(num_features), loss, correct)
+    return Model(lambda _: jnp.zeros(num_features), losses, correct)
 
 
 def squared_svm(num_features: int, *, regularisation: float = 0.1, mean: float = 0.0, std: float = 1.0) -> Model:
@@ -115,14 +119,13 @@ def squared_svm(num_features: int, *, regularisation: float = 0.1, mean: float =
     def margin(params, x, y):
         return y * (_normalised(x, mean, std).reshape(x.shape[0], -1) @ params)
 
-    def loss(params, x, y):
-        hinge = jnp.maximum(0, 1 - margin(params, x, y))
-        return regularisation / 2 * jnp.sum(params**2) + jnp.mean(hinge**2) / 2
+    def losses(params, x, y):
+        return regularisation / 2 * jnp.sum(params**2) + jnp.maximum(0, 1 - margin(params, x, y)) ** 2 / 2
 
     def correct(params, x, y):
         return margin(params, x, y) > 0
 
-    return Model(lambda _: jnp.zeros(num_features), loss, correct)
+    return Model(lambda _: jnp.zeros(num_features), losses, correct)
 
 
 def _normalised(x: Array, mean: float, std: float) -> Array:

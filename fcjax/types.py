@@ -1,14 +1,15 @@
 """The values that flow through a round, as frozen dataclasses that are JAX pytrees.
 
-Every field is a leaf: `jax.vmap` sweeps it, `jax.jit` traces it, `jax.grad` differentiates by it. M is the number of
-devices; a comment gives shape, unit and the paper's symbol. All quantities are in SI units, on a linear scale.
+Every field but the static ones is a leaf: `jax.vmap` sweeps it, `jax.jit` traces it, `jax.grad` differentiates by it. M
+is the number of devices; a comment gives shape, unit and the paper's symbol. All quantities are in SI units, on a
+linear scale.
 
 The constructors check nothing, because a pytree of the same class also carries gradients and `vmap` axes. The functions
 that compute with these values check them (see `fcjax.checks`).
 """
 
 import dataclasses
-from typing import TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 import jax
 from jax.typing import ArrayLike
@@ -21,6 +22,11 @@ def pytree(cls: type[T]) -> type[T]:
     """Makes a class a frozen dataclass whose fields are the leaves of a JAX pytree."""
     # Without eq: comparing arrays field by field has no single truth value.
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, eq=False)(cls))
+
+
+def static(default: Any) -> Any:
+    """A field that decides shapes: not a leaf, and known when the program is compiled."""
+    return dataclasses.field(default=default, metadata={"static": True})
 
 
 @pytree
@@ -56,3 +62,22 @@ class Decision:
     scheduled: jax.Array  # (M,) bool, Pi
     share: jax.Array  # (M,) gamma_i: 0 where not scheduled, else they sum to 1
     round_s: jax.Array  # () s, t*: 0 if nobody is scheduled, inf if a scheduled device never finishes
+
+
+@pytree
+class Training:
+    """How the devices train; the defaults are the paper's on MNIST, with the momentum that its figures imply."""
+
+    learning_rate: ArrayLike = 0.01  # () eta
+    momentum: ArrayLike = 0.9  # () reset each round
+    local_steps: int = static(5)  # tau
+    batch_size: int = static(128)  # d
+
+
+@pytree
+class Estimates:
+    """What the base station knows of the loss, (M,) each: of a device that is not scheduled, the last it heard."""
+
+    rho: ArrayLike  # (M,) Lipschitz constants, rho_i
+    beta: ArrayLike  # (M,) smoothness, beta_i
+    delta: ArrayLike  # (M,) gradient divergence, delta_i

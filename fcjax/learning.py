@@ -1,0 +1,215 @@
+"""One round of learning: local training of the scheduled devices, aggregation, and what is estimated on the way.
+
+Eq. (2), (3) and steps 11 to 22 of Alg. 3. All devices start from the global model; each takes tau steps of an optax
+optimizer, whose state begins anew each round; the new global model is their mean, weighted by data size.
+
+Two executions give the same result. `masked` trains all M devices under one vmap and gives the others no weight: the
+right thing where M models cost what one costs. `slots` gathers the scheduled devices and trains them `width` at a time,
+at the cost of the scheduled ones only. Neither recompiles when the schedule changes.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array, lax
+
+from fcjax.models import Model, Params
+from fcjax.types import Estimates, Training
+
+OptimizerFactory = Callable[[Training], optax.GradientTransformation]
+
+
+class LocalData(NamedTuple):
+    """The one shared data set and who has which part of it (see `fcjax.data.partition`)."""
+
+    x: Array  # (N, ...)
+    y: Array  # (N,)
+    indices: Array  # (M, N_max) int32
+    sizes: Array  # (M,) int32, D_i
+
+
+class Trained(NamedTuple):
+    params: Params  # w_k
+    loss: Array  # () F(w_{k-1}) as the scheduled devices report it
+    estimates: Estimates
+
+
+def sgd(training: Training) -> optax.GradientTransformation:
+    """Stochastic gradient descent with momentum, after the settings."""
+    return optax.sgd(training.learning_rate, training.momentum)
+
+
+def check_batches(training: Training, sizes: Any) -> None:
+    """Raises ValueError unless each device has the samples of a batch; sizes must be concrete."""
+    sizes = np.asarray(sizes)
+    if training.local_steps < 1 or training.batch_size < 1:
+        raise ValueError(
+            f"local_steps and batch_size must be 1 or more, got {training.local_steps} and {training.batch_size}"
+        )
+    if sizes.min() < training.batch_size:
+        device = int(np.argmin(sizes))
+        raise ValueError(
+            f"batch_size {training.batch_size} is more than the {sizes[device]} samples of device {device}: "
+            "take a smaller batch or more data a device"
+        )
+    if sizes.max() > _MOST_SAMPLES or int(sizes.max()) * training.local_steps * training.batch_size >= 2**31:
+        raise ValueError(
+            f"a device may have {_MOST_SAMPLES} samples, and these times {training.local_steps} steps of "
+            f"{training.batch_size} must be below 2^31, in which mini-batches are computed; got {sizes.max()}"
+        )
+
+
+def draw_batches(key: Array, size: Array, training: Training) -> Array:
+    """Positions 0..size-1 of the mini-batches of a round, (tau, d): none repeats in a batch, nor in size/d batches.
+
+    An arithmetic progression modulo the size, from a random offset with a random stride that has no divisor in common
+    with it. It costs two random numbers. On samples in random order, as a partition has them, every batch is by itself
+    a uniform draw without replacement; what is given up is independence between the batches of different rounds, which
+    share the order: two rounds with the same stride, of about a thousand, meet the same neighbours.
+    """
+    offset_key, stride_key = jax.random.split(key)
+    strides = jnp.asarray(_PRIMES)
+    stride = strides[jax.random.randint(stride_key, (), 0, strides.size)] % size
+    offset = jax.random.randint(offset_key, (), 0, size)
+    steps = jnp.arange(training.local_steps * training.batch_size)
+    return ((offset + stride * steps) % size).reshape(training.local_steps, training.batch_size)
+
+
+def _primes(count: int, above: int) -> np.ndarray:
+    sieve = np.ones(above + 30 * count, bool)
+    for i in range(2, int(len(sieve) ** 0.5) + 1):
+        sieve[i * i :: i] = False
+    return np.flatnonzero(sieve)[np.flatnonzero(sieve) > above][:count].astype(np.int32)
+
+
+# Strides are primes above any number of samples of a device, so that none divides it.
+_MOST_SAMPLES = 2_000_000
+_PRIMES = _primes(1000, above=_MOST_SAMPLES)
+
+
+class _Local(NamedTuple):
+    params: Params
+    loss: Array
+    rho: Array
+    beta: Array
+
+
+def train_device(params: Params, x: Array, y: Array, model: Model, optimizer: optax.GradientTransformation) -> _Local:
+    """Trains one device on mini-batches x (tau, d, ...) and y (tau, d); estimates are made on the first of them."""
+    slope = jax.value_and_grad(model.loss)
+
+    def step(carry, batch):
+        params, state = carry
+        return _apply(optimizer, slope(params, *batch)[1], state, params), None
+
+    # The first step stands alone because its loss and gradient are those that the estimates need.
+    loss, gradient = slope(params, x[0], y[0])
+    carry = _apply(optimizer, gradient, optimizer.init(params), params)
+    (trained, _), _ = lax.scan(step, carry, (x[1:], y[1:]))
+    new_loss, new_gradient = slope(trained, x[0], y[0])
+    moved = _norm(_minus(params, trained))
+    safe = jnp.where(moved > 0, moved, 1)
+    return _Local(trained, loss, jnp.abs(loss - new_loss) / safe, _norm(_minus(gradient, new_gradient)) / safe)
+
+
+def _apply(optimizer, gradient, state, params):
+    updates, state = optimizer.update(gradient, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+def aggregate(stacked: Params, weights: Array) -> Params:
+    """Eq. (3): the mean of models stacked along the first axis, weighted by data size and 0 for those left out."""
+    share = weights / jnp.sum(weights)
+    return jax.tree.map(lambda leaf: jnp.tensordot(share.astype(leaf.dtype), leaf, 1), stacked)
+
+
+def train_round(
+    keys: Array,
+    params: Params,
+    scheduled: Array,
+    estimates: Estimates,
+    data: LocalData,
+    training: Training,
+    model: Model,
+    *,
+    make_optimizer: OptimizerFactory = sgd,
+    width: int | None = None,
+) -> Trained:
+    """One round from the global model `params`.
+
+    Args:
+      keys: (M,), one a device, of this round: they choose the mini-batches.
+      params: w_{k-1}.
+      scheduled: (M,) bool, at least one.
+      estimates: what is known so far.
+      data: the shared data set and its partition.
+      training: the settings of local training.
+      model: what is trained.
+      make_optimizer: the local optimizer, from the settings.
+      width: how many scheduled devices train at a time; None for all M under a mask.
+    """
+    scheduled, estimates, data = jax.tree.map(jnp.asarray, (scheduled, estimates, data))
+    num_devices = scheduled.size
+    optimizer = make_optimizer(training)
+
+    def train(device):
+        positions = draw_batches(keys[device], data.sizes[device], training)
+        chosen = data.indices[device][positions]
+        return train_device(params, data.x[chosen], data.y[chosen], model, optimizer)
+
+    if width is None:
+        order, local = jnp.arange(num_devices), jax.vmap(train)(jnp.arange(num_devices))
+    else:
+        order, local = _train_in_slots(train, scheduled, width)
+    weights = jnp.where(scheduled, data.sizes, 0)[order]
+    new_params = aggregate(local.params, weights)
+    # With (w_{k-1} - w_i)/(tau eta) for the gradient of device i, their mean is (w_{k-1} - w_k)/(tau eta).
+    step_size = training.local_steps * jnp.asarray(training.learning_rate)
+    delta = jax.vmap(lambda trained: _norm(_minus(trained, new_params)))(local.params) / step_size
+    share = weights / jnp.sum(weights)
+
+    def update(old, new):
+        new = jnp.zeros(num_devices, new.dtype).at[order].set(new, mode="drop")
+        return jnp.where(scheduled, new, old)
+
+    return Trained(
+        params=new_params,
+        loss=jnp.sum(jnp.where(share > 0, share * local.loss, 0)),
+        estimates=Estimates(
+            rho=update(estimates.rho, local.rho),
+            beta=update(estimates.beta, local.beta),
+            delta=update(estimates.delta, delta),
+        ),
+    )
+
+
+def _train_in_slots(train: Callable[[Array], _Local], scheduled: Array, width: int) -> tuple[Array, _Local]:
+    """The devices with the scheduled ones first, and their results, of which those beyond the scheduled are zeros."""
+    num_devices = scheduled.size
+    width = min(width, num_devices)
+    order = jnp.argsort(~scheduled, stable=True)
+    padded = jnp.concatenate([order, jnp.full(-num_devices % width, order[0])])
+    shapes = jax.eval_shape(train, order[0])
+    results = jax.tree.map(lambda s: jnp.zeros((padded.size, *s.shape), s.dtype), shapes)
+
+    def chunk(state):
+        start, results = state
+        trained = jax.vmap(train)(lax.dynamic_slice_in_dim(padded, start, width))
+        put = lambda buffer, new: lax.dynamic_update_slice_in_dim(buffer, new, start, 0)  # noqa: E731
+        return start + width, jax.tree.map(put, results, trained)
+
+    num_scheduled = jnp.sum(scheduled)
+    _, results = lax.while_loop(lambda state: state[0] < num_scheduled, chunk, (jnp.array(0), results))
+    return order, jax.tree.map(lambda leaf: leaf[:num_devices], results)
+
+
+def _minus(a: Params, b: Params) -> Params:
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def _norm(tree: Params) -> Array:
+    return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))

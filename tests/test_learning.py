@@ -1,0 +1,196 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fcjax import keys, learning, models
+from fcjax.data import partition, synthetic
+from fcjax.types import Estimates, Training
+
+NUM_DEVICES = 6
+
+
+def setting(dtype, *, name="dir1", batch_size=8, local_steps=3, model="mlp"):
+    """A small task on devices of unequal data, in one precision throughout."""
+    data = synthetic.classification(400, num_features=5, num_labels=3, seed=1)
+    parts = partition.by_name(name, data.train_y, NUM_DEVICES, seed=4)
+    local = learning.LocalData(jnp.asarray(data.train_x, dtype), data.train_y, parts.indices, parts.sizes)
+    training = Training(learning_rate=0.05, momentum=0.9, local_steps=local_steps, batch_size=batch_size)
+    learning.check_batches(training, parts.sizes)
+    made = models.mlp((5,), 3, hidden=(4,)) if model == "mlp" else model
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), made.init(jax.random.key(0)))
+    start = Estimates(*(jnp.full(NUM_DEVICES, value, dtype) for value in (1.5, 12.0, 2.0)))
+    return local, training, made, params, start
+
+
+def round_by_hand(device_keys, params, scheduled, data, training, model):
+    """Alg. 3, steps 11 to 22, device by device with momentum written out."""
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
+
+    loss = jax.jit(lambda w, x, y: model.loss(unravel(w), x, y))
+    slope = jax.jit(jax.grad(loss))
+    trained, reports = {}, {}
+    for i in np.flatnonzero(scheduled):
+        positions = np.asarray(learning.draw_batches(device_keys[i], data.sizes[i], training))
+        batches = [(data.x[data.indices[i][p]], data.y[data.indices[i][p]]) for p in positions]
+        w, velocity = flat, jnp.zeros_like(flat)
+        for x, y in batches:
+            velocity = training.momentum * velocity + slope(w, x, y)
+            w = w - training.learning_rate * velocity
+        x, y = batches[0]
+        moved = np.linalg.norm(flat - w)
+        rho = abs(loss(flat, x, y) - loss(w, x, y)) / moved
+        beta = np.linalg.norm(slope(flat, x, y) - slope(w, x, y)) / moved
+        trained[i], reports[i] = w, (loss(flat, x, y), rho, beta)
+    weight = {i: data.sizes[i] / sum(data.sizes[j] for j in trained) for i in trained}
+    gradient = {i: (flat - w) / (training.local_steps * training.learning_rate) for i, w in trained.items()}
+    mean = sum(weight[i] * gradient[i] for i in trained)
+    delta = {i: np.linalg.norm(gradient[i] - mean) for i in trained}
+    return (
+        sum(weight[i] * w for i, w in trained.items()),
+        sum(weight[i] * reports[i][0] for i in trained),
+        {i: (*reports[i][1:], delta[i]) for i in trained},
+    )
+
+
+@pytest.mark.parametrize("width", [None, 1, 4, 100])
+@pytest.mark.parametrize("scheduled", [[1, 0, 1, 1, 0, 1], [0, 0, 0, 0, 1, 0], [1] * 6])
+def test_a_round_equals_a_loop_over_devices(width, scheduled, x64):
+    data, training, model, params, start = setting(np.float64)
+    scheduled = np.array(scheduled, bool)
+    device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
+    train = jax.jit(learning.train_round, static_argnums=6, static_argnames="width")
+    result = train(device_keys, params, scheduled, start, data, training, model, width=width)
+    weights, loss, estimates = round_by_hand(device_keys, params, scheduled, data, training, model)
+    np.testing.assert_allclose(jax.flatten_util.ravel_pytree(result.params)[0], weights, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(result.loss, loss, rtol=1e-10)
+    for i in range(NUM_DEVICES):
+        got = [float(x[i]) for x in (result.estimates.rho, result.estimates.beta, result.estimates.delta)]
+        expected = estimates[i] if scheduled[i] else (1.5, 12.0, 2.0)
+        np.testing.assert_allclose(got, np.array(expected, float), rtol=1e-9, atol=1e-12)
+
+
+def test_one_full_batch_step_of_all_devices_is_centralised_descent(x64):
+    data, _, model, params, start = setting(np.float64, name="iid")
+    size = int(data.sizes[0])
+    training = Training(learning_rate=0.1, momentum=0.0, local_steps=1, batch_size=size)
+    everybody = np.ones(NUM_DEVICES, bool)
+    device_keys = keys.per_device(jax.random.key(0), NUM_DEVICES)
+    result = learning.train_round(device_keys, params, everybody, start, data, training, model, width=2)
+    every_sample = data.indices.ravel()
+    gradient = jax.grad(model.loss)(params, data.x[every_sample], data.y[every_sample])
+    expected = jax.tree.map(lambda w, g: w - 0.1 * g, params, gradient)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14), result.params, expected)
+
+
+def test_estimates_of_linear_regression_have_closed_forms(x64):
+    """With full batches beta is |X'X (w - w')|/(d |w - w'|), between the eigenvalues of X'X/d."""
+    drawn = synthetic.regression(120, num_features=3, seed=2)
+    indices = np.arange(120, dtype=np.int32).reshape(2, 60)
+    data = learning.LocalData(
+        jnp.asarray(drawn.train_x, float), jnp.asarray(drawn.train_y, float), indices, np.full(2, 60)
+    )
+    training = Training(learning_rate=0.05, momentum=0.0, local_steps=4, batch_size=60)
+    start = Estimates(jnp.zeros(2), jnp.zeros(2), jnp.zeros(2))
+    model, w0 = models.linear_regression(3), jnp.array([0.3, -0.2, 0.1])
+    result = learning.train_round(
+        keys.per_device(jax.random.key(0), 2), w0, np.ones(2, bool), start, data, training, model
+    )
+    trained = []
+    for i in range(2):
+        x, y = (np.asarray(part)[indices[i]] for part in (data.x, data.y))
+        hessian, w = x.T @ x / 60, np.asarray(w0)
+        for _ in range(4):
+            w = w - 0.05 * (hessian @ w - x.T @ y / 60)
+        moved = w - np.asarray(w0)
+        trained.append(w)
+        beta = np.linalg.norm(hessian @ moved) / np.linalg.norm(moved)
+        assert np.linalg.eigvalsh(hessian)[0] <= beta <= np.linalg.eigvalsh(hessian)[-1]
+        np.testing.assert_allclose(result.estimates.beta[i], beta, rtol=1e-10)
+        losses = [np.mean((y - x @ v) ** 2) / 2 for v in (np.asarray(w0), w)]
+        rho = abs(losses[0] - losses[1]) / np.linalg.norm(moved)
+        np.testing.assert_allclose(result.estimates.rho[i], rho, rtol=1e-10)
+    delta = np.linalg.norm(trained[0] - trained[1]) / 2 / (4 * 0.05)
+    np.testing.assert_allclose(result.estimates.delta, delta, rtol=1e-10)
+
+
+@pytest.mark.parametrize("size", [8, 9, 60, 97, 3000])
+def test_no_sample_repeats_in_a_batch(size):
+    training = Training(local_steps=5, batch_size=8)
+    draw = jax.jit(lambda key: learning.draw_batches(key, jnp.asarray(size), training))
+    for seed in range(20):
+        batches = np.asarray(draw(jax.random.key(seed)))
+        assert batches.shape == (5, 8)
+        assert batches.min() >= 0
+        assert batches.max() < size
+        assert all(len(set(batch)) == 8 for batch in batches)
+        if size >= 40:
+            assert len(set(batches.ravel())) == 40
+
+
+def test_batches_choose_every_sample_and_pair_alike():
+    """Over many keys and orders each sample has the same chance, and pairs that of draws without replacement."""
+    size, batch_size, draws = 12, 4, 6000
+    training = Training(local_steps=1, batch_size=batch_size)
+    rng = np.random.default_rng(0)
+    draw = jax.vmap(lambda key: learning.draw_batches(key, jnp.asarray(size), training)[0])
+    positions = np.asarray(draw(jax.random.split(jax.random.key(0), draws)))
+    chosen = np.zeros((draws, size))
+    for row, batch in zip(chosen, positions, strict=True):
+        row[rng.permutation(size)[batch]] = 1
+    np.testing.assert_allclose(chosen.mean(0), batch_size / size, atol=0.03)
+    together = (chosen.T @ chosen / draws)[~np.eye(size, dtype=bool)]
+    np.testing.assert_allclose(together, batch_size * (batch_size - 1) / (size * (size - 1)), atol=0.025)
+
+
+def test_nothing_recompiles_and_only_scheduled_devices_are_trained():
+    data, training, model, params, start = setting(np.float32)
+    traced, visited = [], []
+
+    def losses(params, x, y):
+        traced.append(1)
+        jax.debug.callback(lambda _: visited.append(1), x[0, 0], ordered=False)
+        return model.losses(params, x, y)
+
+    watched = model._replace(losses=losses)
+    device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
+    one_round = jax.jit(
+        lambda scheduled: learning.train_round(device_keys, params, scheduled, start, data, training, watched, width=1)
+    )
+    one_round(np.arange(NUM_DEVICES) < 1).loss.block_until_ready()
+    jax.effects_barrier()
+    once, for_one = len(traced), len(visited)
+    for n in (2, 5, 6):
+        visited.clear()
+        one_round(np.arange(NUM_DEVICES) < n).loss.block_until_ready()
+        jax.effects_barrier()
+        assert len(visited) == n * for_one
+    assert len(traced) == once
+
+
+def test_another_optimizer():
+    data, training, model, params, start = setting(np.float32)
+    device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
+
+    def run(**changes):
+        scheduled = np.ones(NUM_DEVICES, bool)
+        return learning.train_round(device_keys, params, scheduled, start, data, training, model, width=2, **changes)
+
+    adam = run(make_optimizer=lambda training: optax.adam(training.learning_rate))
+    assert np.isfinite(adam.loss)
+    assert not np.allclose(adam.params["Dense_0"]["kernel"], run().params["Dense_0"]["kernel"], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("training", "sizes", "message"),
+    [
+        (Training(batch_size=128), [200, 100], r"batch_size 128 is more than the 100 samples of device 1"),
+        (Training(batch_size=0), [200], r"must be 1 or more, got 5 and 0"),
+        (Training(local_steps=0), [200], r"must be 1 or more, got 0 and 128"),
+        (Training(batch_size=10_000), [100_000], r"below 2\^31.*got 100000"),
+    ],
+)
+def test_batches_that_cannot_be_are_named(training, sizes, message):
+    with pytest.raises(ValueError, match=message):
+        learning.check_batches(training, np.array(sizes))
