@@ -4,12 +4,14 @@ from fcjax import bounds, latency, radio
 from fcjax.bandwidth import allocate, fastest_sets
 from fcjax.lambertw import lambertw
 from fcjax.radio import required_share
-from fcjax.types import Cell, Decision, Observation
+from fcjax.types import Cell, Decision, Estimates, Observation, Training
 
 __all__ = [
     "Cell",
     "Decision",
+    "Estimates",
     "Observation",
+    "Training",
     "allocate",
     "bounds",
     "fastest_sets",

@@ -9,7 +9,7 @@ at the cost of the scheduled ones only. Neither recompiles when the schedule cha
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -98,8 +98,19 @@ class _Local(NamedTuple):
     beta: Array
 
 
-def train_device(params: Params, x: Array, y: Array, model: Model, optimizer: optax.GradientTransformation) -> _Local:
-    """Trains one device on mini-batches x (tau, d, ...) and y (tau, d); estimates are made on the first of them."""
+def train_device(
+    params: Params,
+    x: Array,
+    y: Array,
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    whole: tuple[Array, Array, Array] | None = None,
+) -> _Local:
+    """Trains one device on mini-batches x (tau, d, ...) and y (tau, d).
+
+    F_i and its gradient are estimated on the first mini-batch, or on the whole local data, given as inputs, targets and
+    a mask of those that count.
+    """
     slope = jax.value_and_grad(model.loss)
 
     def step(carry, batch):
@@ -110,7 +121,11 @@ def train_device(params: Params, x: Array, y: Array, model: Model, optimizer: op
     loss, gradient = slope(params, x[0], y[0])
     carry = _apply(optimizer, gradient, optimizer.init(params), params)
     (trained, _), _ = lax.scan(step, carry, (x[1:], y[1:]))
-    new_loss, new_gradient = slope(trained, x[0], y[0])
+    if whole is None:
+        new_loss, new_gradient = slope(trained, x[0], y[0])
+    else:
+        local_slope = jax.value_and_grad(lambda params: jnp.mean(model.losses(params, *whole[:2]), where=whole[2]))
+        (loss, gradient), (new_loss, new_gradient) = local_slope(params), local_slope(trained)
     moved = _norm(_minus(params, trained))
     safe = jnp.where(moved > 0, moved, 1)
     return _Local(trained, loss, jnp.abs(loss - new_loss) / safe, _norm(_minus(gradient, new_gradient)) / safe)
@@ -138,6 +153,7 @@ def train_round(
     *,
     make_optimizer: OptimizerFactory = sgd,
     width: int | None = None,
+    estimate_on: Literal["batch", "local"] = "batch",
 ) -> Trained:
     """One round from the global model `params`.
 
@@ -151,15 +167,25 @@ def train_round(
       model: what is trained.
       make_optimizer: the local optimizer, from the settings.
       width: how many scheduled devices train at a time; None for all M under a mask.
+      estimate_on: "batch" takes losses and gradients for the estimates on the first mini-batch, which training has
+        computed anyway; "local" on all data of the device.
     """
+    if estimate_on not in ("batch", "local"):
+        raise ValueError(f"estimate_on must be 'batch' or 'local', got {estimate_on!r}")
+    if width is not None and width < 1:
+        raise ValueError(f"width must be 1 or more, or None for all devices under a mask, got {width}")
     scheduled, estimates, data = jax.tree.map(jnp.asarray, (scheduled, estimates, data))
     num_devices = scheduled.size
     optimizer = make_optimizer(training)
 
     def train(device):
         positions = draw_batches(keys[device], data.sizes[device], training)
-        chosen = data.indices[device][positions]
-        return train_device(params, data.x[chosen], data.y[chosen], model, optimizer)
+        own, size = data.indices[device], data.sizes[device]
+        chosen = own[positions]
+        whole = None
+        if estimate_on == "local":
+            whole = data.x[own], data.y[own], jnp.arange(own.size) < size
+        return train_device(params, data.x[chosen], data.y[chosen], model, optimizer, whole)
 
     if width is None:
         order, local = jnp.arange(num_devices), jax.vmap(train)(jnp.arange(num_devices))

@@ -24,6 +24,16 @@ def setting(dtype, *, name="dir1", batch_size=8, local_steps=3, model="mlp"):
     return local, training, made, params, start
 
 
+train = jax.jit(learning.train_round, static_argnums=6, static_argnames=("width", "estimate_on", "make_optimizer"))
+
+
+def cross_entropy(params, x, y):
+    """The mean loss of the MLP, written out in NumPy."""
+    first, second = (jax.tree.map(np.asarray, params[name]) for name in ("Dense_0", "Dense_1"))
+    logits = np.maximum(np.asarray(x) @ first["kernel"] + first["bias"], 0) @ second["kernel"] + second["bias"]
+    return np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), np.asarray(y)])
+
+
 def round_by_hand(device_keys, params, scheduled, data, training, model):
     """Alg. 3, steps 11 to 22, device by device with momentum written out."""
     flat, unravel = jax.flatten_util.ravel_pytree(params)
@@ -60,7 +70,6 @@ def test_a_round_equals_a_loop_over_devices(width, scheduled, x64):
     data, training, model, params, start = setting(np.float64)
     scheduled = np.array(scheduled, bool)
     device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
-    train = jax.jit(learning.train_round, static_argnums=6, static_argnames="width")
     result = train(device_keys, params, scheduled, start, data, training, model, width=width)
     weights, loss, estimates = round_by_hand(device_keys, params, scheduled, data, training, model)
     np.testing.assert_allclose(jax.flatten_util.ravel_pytree(result.params)[0], weights, rtol=1e-10, atol=1e-12)
@@ -77,7 +86,7 @@ def test_one_full_batch_step_of_all_devices_is_centralised_descent(x64):
     training = Training(learning_rate=0.1, momentum=0.0, local_steps=1, batch_size=size)
     everybody = np.ones(NUM_DEVICES, bool)
     device_keys = keys.per_device(jax.random.key(0), NUM_DEVICES)
-    result = learning.train_round(device_keys, params, everybody, start, data, training, model, width=2)
+    result = train(device_keys, params, everybody, start, data, training, model, width=2)
     every_sample = data.indices.ravel()
     gradient = jax.grad(model.loss)(params, data.x[every_sample], data.y[every_sample])
     expected = jax.tree.map(lambda w, g: w - 0.1 * g, params, gradient)
@@ -113,6 +122,39 @@ def test_estimates_of_linear_regression_have_closed_forms(x64):
         np.testing.assert_allclose(result.estimates.rho[i], rho, rtol=1e-10)
     delta = np.linalg.norm(trained[0] - trained[1]) / 2 / (4 * 0.05)
     np.testing.assert_allclose(result.estimates.delta, delta, rtol=1e-10)
+
+
+def test_estimates_on_the_whole_local_data(x64):
+    data, training, model, params, start = setting(np.float64)
+    everybody, device_keys = np.ones(NUM_DEVICES, bool), keys.per_device(jax.random.key(3), NUM_DEVICES)
+
+    def run(**changes):
+        return train(device_keys, params, everybody, start, data, training, model, width=1, **changes)
+
+    whole, batch = run(estimate_on="local"), run()
+    jax.tree.map(np.testing.assert_array_equal, whole.params, batch.params)
+    np.testing.assert_array_equal(whole.estimates.delta, batch.estimates.delta)
+    weight = data.sizes / data.sizes.sum()
+    own = [data.indices[i][: data.sizes[i]] for i in range(NUM_DEVICES)]
+    losses = [cross_entropy(params, data.x[mine], data.y[mine]) for mine in own]
+    np.testing.assert_allclose(whole.loss, np.dot(weight, losses), rtol=1e-12)
+    # One device's rho by its definition, from the model that it alone would make of the round.
+    alone = np.arange(NUM_DEVICES) == 2
+    trained = train(device_keys, params, alone, start, data, training, model).params
+    moved = optax.tree.norm(jax.tree.map(jnp.subtract, params, trained))
+    new_loss = cross_entropy(trained, data.x[own[2]], data.y[own[2]])
+    np.testing.assert_allclose(whole.estimates.rho[2], abs(losses[2] - new_loss) / moved, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"width": 0}, r"width must be 1 or more.*got 0"), ({"estimate_on": "all"}, r"'batch' or 'local', got 'all'")],
+)
+def test_bad_options_are_named(change, message):
+    data, training, model, params, start = setting(np.float32)
+    device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
+    with pytest.raises(ValueError, match=message):
+        learning.train_round(device_keys, params, np.ones(6, bool), start, data, training, model, **change)
 
 
 @pytest.mark.parametrize("size", [8, 9, 60, 97, 3000])
@@ -175,7 +217,7 @@ def test_another_optimizer():
 
     def run(**changes):
         scheduled = np.ones(NUM_DEVICES, bool)
-        return learning.train_round(device_keys, params, scheduled, start, data, training, model, width=2, **changes)
+        return train(device_keys, params, scheduled, start, data, training, model, width=2, **changes)
 
     adam = run(make_optimizer=lambda training: optax.adam(training.learning_rate))
     assert np.isfinite(adam.loss)
