@@ -1,6 +1,6 @@
 """Vectorised, differentiable simulation of latency-constrained federated learning over a wireless cell."""
 
-from fcjax import bounds, latency, radio
+from fcjax import bounds, data, latency, radio
 from fcjax.bandwidth import allocate, fastest_sets
 from fcjax.lambertw import lambertw
 from fcjax.radio import required_share
@@ -14,6 +14,7 @@ __all__ = [
     "Training",
     "allocate",
     "bounds",
+    "data",
     "fastest_sets",
     "lambertw",
     "latency",
