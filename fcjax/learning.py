@@ -3,9 +3,10 @@
 Eq. (2), (3) and steps 11 to 22 of Alg. 3. All devices start from the global model; each takes tau steps of an optax
 optimizer, whose state begins anew each round; the new global model is their mean, weighted by data size.
 
-Two executions give the same result. `masked` trains all M devices under one vmap and gives the others no weight: the
-right thing where M models cost what one costs. `slots` gathers the scheduled devices and trains them `width` at a time,
-at the cost of the scheduled ones only. Neither recompiles when the schedule changes.
+Two executions give the same result. With `width=None` all M devices train under one vmap and those not scheduled get no
+weight: the right thing where M models cost what one costs, and the one that reverse-mode differentiation goes through.
+With a width, the scheduled devices are gathered and train so many at a time, at the cost of the scheduled ones only.
+Neither recompiles when the schedule changes.
 """
 
 from collections.abc import Callable
@@ -43,6 +44,21 @@ def sgd(training: Training) -> optax.GradientTransformation:
     return optax.sgd(training.learning_rate, training.momentum)
 
 
+def check(data: LocalData, training: Training, model: Model) -> None:
+    """Raises ValueError where data, settings and model do not fit each other; what is traced is passed over."""
+    concrete = [None if isinstance(part, jax.core.Tracer) else np.asarray(part) for part in data]
+    _, y, indices, sizes = concrete
+    num_samples = data.x.shape[0]
+    if data.y.shape != (num_samples,):
+        raise ValueError(f"y must hold one target for each of {num_samples} samples, got shape {data.y.shape}")
+    if indices is not None and not (indices.min() >= 0 and indices.max() < num_samples):
+        raise ValueError(f"indices must be 0 to {num_samples - 1}, got {indices.min()} to {indices.max()}")
+    if y is not None:
+        model.check_targets(y)
+    if sizes is not None:
+        check_batches(training, sizes)
+
+
 def check_batches(training: Training, sizes: Any) -> None:
     """Raises ValueError unless each device has the samples of a batch; sizes must be concrete."""
     sizes = np.asarray(sizes)
@@ -73,9 +89,11 @@ def draw_batches(key: Array, size: Array, training: Training) -> Array:
     """
     offset_key, stride_key = jax.random.split(key)
     strides = jnp.asarray(_PRIMES)
-    stride = strides[jax.random.randint(stride_key, (), 0, strides.size)] % size
-    offset = jax.random.randint(offset_key, (), 0, size)
-    steps = jnp.arange(training.local_steps * training.batch_size)
+    # In int32 whatever the default, so that the same key draws the same batches.
+    size = jnp.asarray(size, jnp.int32)
+    stride = strides[jax.random.randint(stride_key, (), 0, strides.size, jnp.int32)] % size
+    offset = jax.random.randint(offset_key, (), 0, size, jnp.int32)
+    steps = jnp.arange(training.local_steps * training.batch_size, dtype=jnp.int32)
     return ((offset + stride * steps) % size).reshape(training.local_steps, training.batch_size)
 
 
@@ -138,8 +156,14 @@ def _apply(optimizer, gradient, state, params):
 
 def aggregate(stacked: Params, weights: Array) -> Params:
     """Eq. (3): the mean of models stacked along the first axis, weighted by data size and 0 for those left out."""
-    share = weights / jnp.sum(weights)
-    return jax.tree.map(lambda leaf: jnp.tensordot(share.astype(leaf.dtype), leaf, 1), stacked)
+    share = weights / jnp.maximum(jnp.sum(weights), 1)
+
+    def mean(leaf):
+        # A model that is left out may have diverged, and 0 times inf is no number.
+        counted = jnp.where((share > 0).reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
+        return jnp.tensordot(share.astype(leaf.dtype), counted, 1)
+
+    return jax.tree.map(mean, stacked)
 
 
 def train_round(
@@ -160,7 +184,7 @@ def train_round(
     Args:
       keys: (M,), one a device, of this round: they choose the mini-batches.
       params: w_{k-1}.
-      scheduled: (M,) bool, at least one.
+      scheduled: (M,) bool; if nobody is, the model stays as it is.
       estimates: what is known so far.
       data: the shared data set and its partition.
       training: the settings of local training.
@@ -175,6 +199,7 @@ def train_round(
     if width is not None and width < 1:
         raise ValueError(f"width must be 1 or more, or None for all devices under a mask, got {width}")
     scheduled, estimates, data = jax.tree.map(jnp.asarray, (scheduled, estimates, data))
+    check(data, training, model)
     num_devices = scheduled.size
     optimizer = make_optimizer(training)
 
@@ -192,14 +217,15 @@ def train_round(
     else:
         order, local = _train_in_slots(train, scheduled, width)
     weights = jnp.where(scheduled, data.sizes, 0)[order]
-    new_params = aggregate(local.params, weights)
+    anybody = jnp.any(scheduled)
+    new_params = jax.tree.map(lambda new, old: jnp.where(anybody, new, old), aggregate(local.params, weights), params)
     # With (w_{k-1} - w_i)/(tau eta) for the gradient of device i, their mean is (w_{k-1} - w_k)/(tau eta).
     step_size = training.local_steps * jnp.asarray(training.learning_rate)
     delta = jax.vmap(lambda trained: _norm(_minus(trained, new_params)))(local.params) / step_size
-    share = weights / jnp.sum(weights)
+    share = weights / jnp.maximum(jnp.sum(weights), 1)
 
     def update(old, new):
-        new = jnp.zeros(num_devices, new.dtype).at[order].set(new, mode="drop")
+        new = jnp.zeros(num_devices, new.dtype).at[order].set(new)
         return jnp.where(scheduled, new, old)
 
     return Trained(
@@ -214,7 +240,7 @@ def train_round(
 
 
 def _train_in_slots(train: Callable[[Array], _Local], scheduled: Array, width: int) -> tuple[Array, _Local]:
-    """The devices with the scheduled ones first, and their results, of which those beyond the scheduled are zeros."""
+    """The devices with the scheduled ones first, and their results, of which only those of the scheduled count."""
     num_devices = scheduled.size
     width = min(width, num_devices)
     order = jnp.argsort(~scheduled, stable=True)

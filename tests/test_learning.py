@@ -224,6 +224,55 @@ def test_another_optimizer():
     assert not np.allclose(adam.params["Dense_0"]["kernel"], run().params["Dense_0"]["kernel"], atol=1e-3)
 
 
+@pytest.mark.parametrize("width", [None, 1, 2, NUM_DEVICES])
+def test_a_device_that_is_not_scheduled_cannot_spoil_the_model(width):
+    data, training, model, params, start = setting(np.float32)
+    huge = np.array(data.x)
+    huge[data.indices[5]] = 1e30
+    scheduled = np.arange(NUM_DEVICES) < 1
+    device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
+    spoilt, clean = (
+        train(device_keys, params, scheduled, start, data._replace(x=x), training, model, width=width)
+        for x in (huge, data.x)
+    )
+    jax.tree.map(np.testing.assert_array_equal, spoilt, clean)
+
+
+def test_nobody_scheduled_changes_nothing():
+    data, training, model, params, start = setting(np.float32)
+    device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
+    for width in (None, 1):
+        result = train(device_keys, params, np.zeros(NUM_DEVICES, bool), start, data, training, model, width=width)
+        jax.tree.map(np.testing.assert_array_equal, (result.params, result.estimates), (params, start))
+
+
+def test_batches_do_not_depend_on_the_default_precision():
+    def draw():
+        return np.asarray(learning.draw_batches(jax.random.key(1), 97, Training(batch_size=8)))
+
+    with jax.enable_x64(True):
+        double = draw()
+    np.testing.assert_array_equal(draw(), double)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": np.arange(400) % 4}, r"MLP needs integer labels from 0 to 2, got int\d+ 0 to 3"),
+        ({"y": np.zeros((400, 1), int)}, r"y must hold one target for each of 400 samples, got shape \(400, 1\)"),
+        ({"indices": np.full((6, 90), 400)}, r"indices must be 0 to 399, got 400 to 400"),
+        ({"sizes": np.array([90, 90, 5, 90, 90, 90])}, r"batch_size 8 is more than the 5 samples of device 2"),
+    ],
+)
+def test_data_that_do_not_fit_are_named(change, message):
+    data, training, model, params, start = setting(np.float32)
+    device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
+    with pytest.raises(ValueError, match=message):
+        learning.train_round(
+            device_keys, params, np.ones(6, bool), start, data._replace(**change), training, model, width=1
+        )
+
+
 @pytest.mark.parametrize(
     ("training", "sizes", "message"),
     [

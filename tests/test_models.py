@@ -60,6 +60,17 @@ class Normalised(nn.Module):
         return nn.Dense(10)(nn.BatchNorm(use_running_average=False)(x.reshape(x.shape[0], -1)))
 
 
+class Dropped(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(10)(nn.Dropout(0.5, deterministic=False)(x.reshape(x.shape[0], -1)))
+
+
+class Nothing(nn.Module):
+    def __call__(self, x):
+        return x.reshape(x.shape[0], -1)[:, :10]
+
+
 def test_any_flax_module():
     model = models.from_flax(Convolutional(10), (8, 8, 1), 10)
     params = model.init(jax.random.key(0))
@@ -72,8 +83,10 @@ def test_any_flax_module():
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (Convolutional(9), r"Convolutional must map a batch of 2 to logits of shape \(2, 10\).*got \(2, 9\)"),
-        (nn.Dense(10), r"Dense must map a batch of 2 to logits of shape \(2, 10\).*got \(2, 8, 8, 10\)"),
+        (Convolutional(9), r"Convolutional must map a batch of 2 to real logits of shape \(2, 10\).*got \(2, 9\)"),
+        (nn.Dense(10), r"Dense must map a batch of 2 to real logits of shape \(2, 10\).*got \(2, 8, 8, 10\)"),
+        (Dropped(), r"Dropped cannot be applied to inputs and parameters alone: Dropout_0 needs PRNG"),
+        (Nothing(), r"Nothing has no parameters to train"),
         (Normalised(), r"Normalised has state beside its parameters \(batch_stats\)"),
     ],
 )

@@ -73,6 +73,14 @@ def test_dirichlet(seed, num_devices, alpha):
     assert parts.sizes.min() >= 1
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_scarce_labels_get_fewer_shards(seed):
+    for labels, num_devices in ((np.repeat([0, 1, 2], [4, 1, 4]), 4), (np.repeat([0, 1, 2], [1000, 3, 1000]), 12)):
+        parts = partition.label_shards(labels, num_devices, 1, seed=seed)
+        assert_disjoint(parts, labels)
+        assert np.all((parts.label_counts(labels) > 0).sum(1) == 1)
+
+
 def test_alpha_is_how_even_the_proportions_are():
     labels = draw_labels(0, 20_000)
 
@@ -107,7 +115,7 @@ def test_names_and_seeds(name):
         (lambda y: partition.by_name("l0", y, 5, seed=0), r"got l = 0"),
         (lambda y: partition.by_name("noniid", y, 5, seed=0), r"unknown distribution 'noniid': use iid, l1"),
         (lambda y: partition.by_name("dir0", y, 5, seed=0), r"alpha must be positive.*got 0"),
-        (lambda y: partition.label_shards(y, 400, 10, seed=0), r"label \d has \d+ samples, too few for 400 shards"),
+        (lambda y: partition.label_shards(y, 400, 10, seed=0), r"400 devices of 10 labels need 4000 shards.*for 500"),
         (lambda y: partition.iid(y, 501, seed=0), r"num_devices must be 1 to 500.*got 501"),
         (lambda y: partition.iid(y, 0, seed=0), r"num_devices must be 1 to 500.*got 0"),
         (lambda y: partition.iid(y, 2, seed=0, sizes=np.array([400, 200])), r"sum to at most 500.*got 600"),

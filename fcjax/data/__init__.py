@@ -1,8 +1,9 @@
 """Data sets as arrays in memory: real ones through TFDS without TensorFlow, and synthetic ones.
 
-`load` gives uint8 images and integer labels, in the publisher's order. It takes, in this order, the decoded copy in the
-cache; a data set that TFDS has prepared on this machine; and for MNIST, Fashion-MNIST and CIFAR-10 the original files,
-from the publisher or from a verified mirror, which it keeps as TFDS would have prepared them.
+`load` gives uint8 images and integer labels. It takes, in this order: a data set that TFDS has prepared on this
+machine, in TFDS's order; and for MNIST, Fashion-MNIST and CIFAR-10, in the publisher's order, what the cache holds; or
+the original files, supplied by hand, from the publisher or from a verified mirror, which it keeps as records of TFDS. A
+decoded copy of either is kept in the cache, so that the next load is fast.
 """
 
 import os
@@ -16,7 +17,7 @@ import numpy as np
 
 from fcjax.data import known, partition, prepared, store, synthetic
 from fcjax.data.dataset import Dataset
-from fcjax.data.fetch import SourceError, verify
+from fcjax.data.fetch import AlteredError, SourceError, verify
 
 __all__ = ["DataError", "Dataset", "load", "partition", "synthetic"]
 
@@ -38,41 +39,62 @@ def load(name: str, cache_dir: str | os.PathLike | None = None) -> Dataset:
       DataError: if no source delivered it.
     """
     cache = store.cache_folder(cache_dir)
+    own = prepared.find(prepared.tfds_folder() / name)
+    origin = prepared.fingerprint(own) if own else "fcjax"
     decoded = cache / "decoded" / name
     found = store.open_saved(decoded)
-    if found is None:
-        splits, about = _obtain(name, cache)
-        arrays = {
-            f"{split}_{part}": array
-            for split, (images, labels) in splits.items()
-            for part, array in (("x", images), ("y", labels.astype(np.int32)))
-        }
-        store.save(decoded, arrays, about)
-        found = arrays, about
-    arrays, about = found
+    if found is not None and found[1]["origin"] == origin:
+        return _dataset(name, *found)
+    splits, about = _obtain(name, own, cache)
+    arrays = {
+        f"{split}_{part}": array
+        for split, (images, labels) in splits.items()
+        for part, array in (("x", images), ("y", labels.astype(np.int32)))
+    }
+    dataset = _dataset(name, arrays, about)
+    try:
+        store.save(decoded, arrays, {**about, "origin": origin})
+    except OSError as error:
+        warnings.warn(f"{name} could not be kept in the cache {cache}: {error}", stacklevel=2)
+    return dataset
+
+
+def _dataset(name: str, arrays: dict[str, np.ndarray], about: dict) -> Dataset:
     return Dataset(name=name, **arrays, label_names=tuple(about["label_names"]), source=about["source"])
 
 
-def _obtain(name: str, cache: Path) -> tuple[known.Splits, dict]:
-    folder = prepared.find(name, prepared.data_dirs(cache))
-    if folder is None and name not in known.NAMES:
-        searched = " or ".join(str(path) for path in prepared.data_dirs(cache))
+def _obtain(name: str, own: Path | None, cache: Path) -> tuple[known.Splits, dict]:
+    """From TFDS's own folder, the cache's TFDS records, or the original files, which then become such records."""
+    if own is None and name not in known.NAMES:
         raise ValueError(
-            f"unknown data set {name!r}: fcjax can fetch {', '.join(known.NAMES)}; "
-            f"any other must have been prepared by TFDS, in the array_record format, below {searched}"
+            f"unknown data set {name!r}: fcjax can fetch {', '.join(known.NAMES)}; any other must have been "
+            f"prepared by TFDS, in the array_record format, below {prepared.tfds_folder()}"
         )
-    if folder is not None:
+    if own is not None:
         try:
-            splits, label_names = prepared.read(folder)
-            return splits, {"source": f"TFDS, {folder.parent.name} {folder.name}", "label_names": label_names}
-        except (OSError, RuntimeError) as error:
-            if cache not in folder.parents or name not in known.NAMES:
-                raise
-            warnings.warn(f"{folder} cannot be read: {error}; made again", stacklevel=2)
+            return _read(own)
+        except ValueError:
+            raise
+        except Exception as error:  # TFDS, array_record and Pillow each have their own
+            if name not in known.NAMES:
+                raise DataError(f"{own} cannot be read: {error}") from error
+            warnings.warn(f"{own} cannot be read: {error}; passed over", stacklevel=3)
+    records = cache / "tfds" / name
+    if store.read_manifest(records) is not None and (folder := prepared.find(records)):
+        return _read(folder)
     splits, source = _fetch(name, cache)
-    with store.replacing(cache / "tfds" / name) as folder:
-        prepared.prepare(name, splits, folder)
+    try:
+        with store.replacing(records) as folder:
+            prepared.prepare(name, splits, folder)
+            store.write_manifest(folder, {"source": source})
+    except OSError as error:
+        warnings.warn(f"{name} could not be kept in the cache {cache}: {error}", stacklevel=3)
     return splits, {"source": source, "label_names": [str(label) for label in range(10)]}
+
+
+def _read(folder: Path) -> tuple[known.Splits, dict]:
+    splits, label_names = prepared.read(folder)
+    return splits, {"source": f"TFDS, {folder.parent.name} {folder.name}", "label_names": label_names}
 
 
 def _fetch(name: str, cache: Path) -> tuple[known.Splits, str]:
@@ -96,6 +118,9 @@ def _fetch(name: str, cache: Path) -> tuple[known.Splits, str]:
                 for file, checksum in dataset.files.items():
                     verify(folder / file, checksum)
                 return dataset.read(folder), source
+            except AlteredError as error:
+                warnings.warn(f"{source}: {error}; passed over", stacklevel=4)
+                failures.append(f"  {source}: {error}")
             except (SourceError, OSError, KeyError, ValueError, zipfile.BadZipFile, tarfile.TarError) as error:
                 failures.append(f"  {source}: {error}")
     raise DataError(

@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
         start = time.perf_counter()
         try:
             dataset = load(name, args.cache_dir)
-        except (DataError, ValueError) as error:
+        except (DataError, ValueError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
         shape = "x".join(map(str, dataset.train_x.shape[1:]))

@@ -25,10 +25,15 @@ from typing import IO
 from tqdm.auto import tqdm
 
 ANSWER_S = 5.0
+LEAST_BYTES = 4096  # what a source must send in that time once it has answered
 
 
 class SourceError(Exception):
     """Why a source did not deliver."""
+
+
+class AlteredError(SourceError):
+    """A file is not what it should be."""
 
 
 def sha256(path: Path) -> str:
@@ -40,20 +45,27 @@ def verify(path: Path, expected: str) -> None:
     """Raises SourceError, naming the file, unless it is what it should be."""
     found = sha256(path)
     if found != expected:
-        raise SourceError(f"{path.name} is truncated or altered: sha256 {found[:12]}..., expected {expected[:12]}...")
+        raise AlteredError(f"{path.name} is truncated or altered: sha256 {found[:12]}..., expected {expected[:12]}...")
 
 
-def download(url: str, to: Path) -> None:
-    """Copies what the address holds into a file, with a progress bar."""
+def download(url: str, to: Path, checksum: str) -> None:
+    """Copies what the address holds into a file, with a progress bar, and verifies it."""
     with _open(url) as response, to.open("wb") as file:
         size = response.headers.get("Content-Length")
         with tqdm(total=int(size) if size else None, desc=to.name, unit="B", unit_scale=True, leave=False) as bar:
             try:
-                while block := response.read(1 << 16):
+                received, since = 0, time.monotonic()
+                while block := response.read1(1 << 16):
                     file.write(block)
                     bar.update(len(block))
-            except OSError as error:
-                raise SourceError(f"{url}: {error}") from error
+                    received += len(block)
+                    if time.monotonic() - since > ANSWER_S:
+                        if received < LEAST_BYTES:
+                            raise SourceError(f"{url}: {received} bytes in {ANSWER_S:g} s are as good as no answer")
+                        received, since = 0, time.monotonic()
+            except (OSError, http.client.HTTPException) as error:
+                raise SourceError(f"{url}: {error!r}") from error
+    verify(to, checksum)
 
 
 def _open(url: str) -> http.client.HTTPResponse:
@@ -63,7 +75,7 @@ def _open(url: str) -> http.client.HTTPResponse:
     def request():
         try:
             answer.append(urllib.request.urlopen(url, timeout=ANSWER_S))
-        except (OSError, ValueError) as error:
+        except Exception as error:
             answer.append(error)
 
     # Looking a host name up has no time limit of its own: it is left behind in a thread that ends with the process.

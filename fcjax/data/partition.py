@@ -32,7 +32,7 @@ class Partition:
 
 
 def by_name(name: str, labels: np.ndarray, num_devices: int, *, seed: int, equal: bool = True) -> Partition:
-    """The partition of a name such as "iid", "l2" or "dir0.1"."""
+    """The partition of a name such as "iid", "l2" or "dir0.1"; Dirichlet sizes are unequal by nature."""
     if name == "iid":
         return iid(labels, num_devices, seed=seed, equal=equal)
     if match := re.fullmatch(r"l(\d+)", name):
@@ -69,7 +69,7 @@ def label_shards(
     """The paper's non-iid case: the samples of each label are cut into shards, and each device has l distinct labels.
 
     The M l shards are spread over the labels as evenly as can be. Either all shards are equal, as large as the scarcest
-    label allows, or every label is used up.
+    label allows, or every label that has a shard is used up.
     """
     labels = _checked(labels, num_devices)
     present, counts = np.unique(labels, return_counts=True)
@@ -78,14 +78,18 @@ def label_shards(
             f"a device can have 1 to {present.size} distinct labels of this data set, got l = {labels_per_device}"
         )
     rng = np.random.default_rng([seed, 1])
-    remaining = np.full(present.size, num_devices * labels_per_device // present.size)
-    remaining[rng.permutation(present.size)[: num_devices * labels_per_device % present.size]] += 1
-    if np.any(remaining > counts):
-        label = int(np.argmax(remaining - counts))
-        raise ValueError(
-            f"label {present[label]} has {counts[label]} samples, too few for {remaining[label]} shards: "
-            f"take fewer devices than {num_devices} or fewer labels a device than {labels_per_device}"
-        )
+    remaining, left = np.zeros(present.size, int), num_devices * labels_per_device
+    while left:
+        # One shard more for each label that still has a sample for it and a device without it.
+        eligible = np.flatnonzero(remaining < np.minimum(counts, num_devices))
+        if not eligible.size:
+            raise ValueError(
+                f"{num_devices} devices of {labels_per_device} labels need {num_devices * labels_per_device} shards, "
+                f"and the data have samples for {remaining.sum()}: take fewer devices or fewer labels a device"
+            )
+        added = rng.permutation(eligible)[:left]
+        remaining[added] += 1
+        left -= added.size
     shard_size = int(np.min(counts[remaining > 0] // remaining[remaining > 0]))
     shards = []
     for label, num_shards in zip(present, remaining, strict=True):

@@ -14,23 +14,25 @@ import numpy as np
 from PIL import Image
 from tqdm.auto import tqdm
 
+from fcjax.data.fetch import sha256
 from fcjax.data.known import Splits
 
 
-def data_dirs(cache: Path) -> list[Path]:
-    """Where prepared data sets may be: TFDS's own folder first, then the cache's."""
-    own = os.environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets"
-    return [Path(own), cache / "tfds"]
+def tfds_folder() -> Path:
+    """Where TFDS keeps what it has prepared."""
+    return Path(os.environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets")
 
 
-def find(name: str, folders: list[Path]) -> Path | None:
-    """The newest prepared version of a data set in array_record, or None. A config follows a slash: emnist/letters."""
-    for folder in folders:
-        versions = [path.parent for path in (folder / name).glob("*/dataset_info.json")]
-        versions = [path for path in versions if any(path.glob("*.array_record*"))]
-        if versions:
-            return max(versions, key=lambda path: [int(n) if n.isdigit() else 0 for n in path.name.split(".")])
-    return None
+def find(folder: Path) -> Path | None:
+    """The newest version, in array_record, of the data set that is prepared in a folder of its own; or None."""
+    versions = [path.parent for path in folder.glob("*/dataset_info.json")]
+    versions = [path for path in versions if any(path.glob("*.array_record*"))]
+    return max(versions, key=lambda path: [int(n) if n.isdigit() else 0 for n in path.name.split(".")], default=None)
+
+
+def fingerprint(folder: Path) -> str:
+    """What tells one prepared data set from another of the same name."""
+    return f"{folder} {sha256(folder / 'dataset_info.json')}"
 
 
 def read(folder: Path) -> tuple[Splits, list[str]]:
@@ -51,7 +53,8 @@ def read(folder: Path) -> tuple[Splits, list[str]]:
         images, labels = [], []
         for example in tqdm(source, desc=f"reading {folder.parent.name} {stored}", unit=" images", leave=False):
             with Image.open(io.BytesIO(example["image"])) as image:
-                images.append(np.asarray(image).reshape(image.height, image.width, -1))
+                pixels = image.convert("L" if features["image"].shape[-1] == 1 else "RGB")
+                images.append(np.asarray(pixels).reshape(image.height, image.width, -1))
             labels.append(example["label"])
         if len({image.shape for image in images}) != 1:
             raise ValueError(f"{folder}: the images of {stored} differ in shape; fcjax needs them alike")

@@ -3,6 +3,8 @@
 Two processes may fill it at once: each writes into a folder of its own, and the last rename stands.
 """
 
+import errno
+import hashlib
 import json
 import os
 import shutil
@@ -14,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fcjax.data.fetch import SourceError, sha256, verify
+from fcjax.data.fetch import AlteredError, sha256, verify
 
 
 def cache_folder(cache_dir: str | os.PathLike | None) -> Path:
     """The given folder, or FCJAX_CACHE_DIR, or the user's cache folder."""
     if cache_dir is None:
-        cache_dir = os.environ.get("FCJAX_CACHE_DIR")
+        cache_dir = os.environ.get("FCJAX_CACHE_DIR") or None
     if cache_dir is None:
         cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fcjax"
     return Path(cache_dir).expanduser()
@@ -31,13 +33,18 @@ def replacing(folder: Path) -> Iterator[Path]:
     """A new empty folder that takes the place of the given one when the block ends well, and vanishes otherwise."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".incomplete", dir=folder.parent))
+    umask = os.umask(0)
+    os.umask(umask)
+    temporary.chmod(0o777 & ~umask)  # mkdtemp's folders are private, a cache may be shared
     try:
         yield temporary
         while True:
             try:
                 temporary.rename(folder)
                 return
-            except OSError:  # it exists: move it aside, unless somebody else is just doing so
+            except OSError as error:  # it exists: move it aside, unless somebody else is just doing so
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
                 aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".old", dir=folder.parent))
                 try:
                     folder.rename(aside / "old")
@@ -53,19 +60,44 @@ def save(folder: Path, arrays: dict[str, np.ndarray], about: dict) -> None:
     with replacing(folder) as temporary:
         for name, array in arrays.items():
             np.save(temporary / f"{name}.npy", array)
-        checksums = {name: sha256(temporary / f"{name}.npy") for name in arrays}
-        (temporary / "about.json").write_text(json.dumps({"sha256": checksums, **about}, indent=1))
+        write_manifest(temporary, about)
 
 
 def open_saved(folder: Path) -> tuple[dict[str, np.ndarray], dict] | None:
     """What `save` has put there; None if it is not there, or, with a warning that names the file, not intact."""
-    try:
-        about = json.loads((folder / "about.json").read_text())
-        for name, checksum in about["sha256"].items():
-            verify(folder / f"{name}.npy", checksum)
-        return {name: np.load(folder / f"{name}.npy") for name in about["sha256"]}, about
-    except FileNotFoundError:
+    about = read_manifest(folder)
+    if about is None:
         return None
-    except (SourceError, ValueError, KeyError) as error:
+    return {path.stem: np.load(path) for path in sorted(folder.glob("*.npy"))}, about
+
+
+MANIFEST = "about.json"
+
+
+def write_manifest(folder: Path, about: dict) -> None:
+    """Writes what is to be known of a folder beside the sha256 of each file below it, and of that text itself."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    content = {"about": about, "sha256": {str(path.relative_to(folder)): sha256(path) for path in files}}
+    (folder / MANIFEST).write_text(json.dumps({**content, "digest": _digest(content)}, indent=1))
+
+
+def read_manifest(folder: Path) -> dict | None:
+    """What `write_manifest` was told; None if there is no manifest, or, with a warning, if anything is not intact."""
+    try:
+        content = json.loads((folder / MANIFEST).read_text())
+        if content.pop("digest", None) != _digest(content):
+            raise AlteredError(f"{MANIFEST} is altered")
+        for name, checksum in content["sha256"].items():
+            if not (folder / name).exists():
+                raise AlteredError(f"{name} is missing")
+            verify(folder / name, checksum)
+        return content["about"]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (AlteredError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         warnings.warn(f"in the cache {folder}: {error}; made again", stacklevel=2)
         return None
+
+
+def _digest(content: dict) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
