@@ -221,7 +221,8 @@ def train_round(
     new_params = jax.tree.map(lambda new, old: jnp.where(anybody, new, old), aggregate(local.params, weights), params)
     # With (w_{k-1} - w_i)/(tau eta) for the gradient of device i, their mean is (w_{k-1} - w_k)/(tau eta).
     step_size = training.local_steps * jnp.asarray(training.learning_rate)
-    delta = jax.vmap(lambda trained: _norm(_minus(trained, new_params)))(local.params) / step_size
+    distance = jax.vmap(lambda trained: _norm(_minus(trained, new_params)))(local.params)
+    delta = jnp.where(step_size > 0, distance / jnp.where(step_size > 0, step_size, 1), 0)
     share = weights / jnp.maximum(jnp.sum(weights), 1)
 
     def update(old, new):

@@ -13,6 +13,7 @@ import pytest
 from fcjax.data import DataError, fetch, known, load, prepared, store
 from fcjax.data.__main__ import main
 
+DIGITS = tuple("0123456789")
 KINDS = ("images-idx3-ubyte.gz", "labels-idx1-ubyte.gz")
 FILES = [f"{split}-{kind}" for split in ("train", "t10k") for kind in KINDS]
 
@@ -179,7 +180,7 @@ def test_a_data_set_of_the_same_name_elsewhere_is_another(small_mnist, tmp_path,
         folder = tmp_path / place / "mine"
         if not folder.exists():
             folder.mkdir(parents=True)
-            prepared.prepare("mnist", {k: (x[:size], y[:size]) for k, (x, y) in splits.items()}, folder)
+            prepared.prepare("mnist", {k: (x[:size], y[:size]) for k, (x, y) in splits.items()}, DIGITS, folder)
         monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / place))
         assert len(load("mine", tmp_path / "cache").train_y) == size
 
@@ -220,6 +221,16 @@ def test_files_supplied_by_hand_are_taken_first(small_mnist, publisher, tmp_path
     assert_equal(dataset, small_mnist[0])
 
 
+def test_names_of_labels_are_kept_with_the_records(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    splits = {split: (np.zeros((30, 32, 32, 3), np.uint8), np.arange(30) % 10) for split in ("train", "test")}
+    names = known.known("cifar10").label_names
+    (tmp_path / "cifar10").mkdir()
+    prepared.prepare("cifar10", splits, names, tmp_path / "cifar10")
+    assert load("cifar10", tmp_path / "cache").label_names == names
+    assert names[3] == "cat"
+
+
 def test_the_command_line(publisher, tmp_path, capsys):
     assert main(["mnist", "--cache-dir", str(tmp_path)]) == 0
     assert "mnist: 50/20 images of 28x28x1, 10 labels, checked, from the publisher" in capsys.readouterr().out
@@ -236,9 +247,9 @@ def test_what_tfds_has_prepared_is_found_by_its_newest_version(small_mnist, tmp_
     splits = {"train" if k == "train" else "test": (x[..., None], y) for k, (x, y) in small_mnist[0].items()}
     folder = tmp_path / "mine" / "config"
     folder.mkdir(parents=True)
-    prepared.prepare("mnist", splits, folder)
+    prepared.prepare("mnist", splits, DIGITS, folder)
     (folder / "3.0.1").rename(folder / "10.0.0")
-    prepared.prepare("mnist", {k: (x, 9 - y) for k, (x, y) in splits.items()}, folder)
+    prepared.prepare("mnist", {k: (x, 9 - y) for k, (x, y) in splits.items()}, DIGITS, folder)
     dataset = load("mine/config", tmp_path / "cache")
     assert_equal(dataset, small_mnist[0])
 

