@@ -118,29 +118,31 @@ class _Local(NamedTuple):
 
 def train_device(
     params: Params,
-    x: Array,
-    y: Array,
+    batches: Array,
+    data: LocalData,
     model: Model,
     optimizer: optax.GradientTransformation,
     whole: tuple[Array, Array, Array] | None = None,
 ) -> _Local:
-    """Trains one device on mini-batches x (tau, d, ...) and y (tau, d).
+    """Trains one device on mini-batches, (tau, d) indices of samples.
 
     F_i and its gradient are estimated on the first mini-batch, or on the whole local data, given as inputs, targets and
     a mask of those that count.
     """
-    slope = jax.value_and_grad(model.loss)
+
+    def slope(params, batch):
+        return jax.value_and_grad(model.loss)(params, data.x[batch], data.y[batch])
 
     def step(carry, batch):
         params, state = carry
-        return _apply(optimizer, slope(params, *batch)[1], state, params), None
+        return _apply(optimizer, slope(params, batch)[1], state, params), None
 
     # The first step stands alone because its loss and gradient are those that the estimates need.
-    loss, gradient = slope(params, x[0], y[0])
+    loss, gradient = slope(params, batches[0])
     carry = _apply(optimizer, gradient, optimizer.init(params), params)
-    (trained, _), _ = lax.scan(step, carry, (x[1:], y[1:]))
+    (trained, _), _ = lax.scan(step, carry, batches[1:])
     if whole is None:
-        new_loss, new_gradient = slope(trained, x[0], y[0])
+        new_loss, new_gradient = slope(trained, batches[0])
     else:
         local_slope = jax.value_and_grad(lambda params: jnp.mean(model.losses(params, *whole[:2]), where=whole[2]))
         (loss, gradient), (new_loss, new_gradient) = local_slope(params), local_slope(trained)
@@ -206,11 +208,10 @@ def train_round(
     def train(device):
         positions = draw_batches(keys[device], data.sizes[device], training)
         own, size = data.indices[device], data.sizes[device]
-        chosen = own[positions]
         whole = None
         if estimate_on == "local":
             whole = data.x[own], data.y[own], jnp.arange(own.size) < size
-        return train_device(params, data.x[chosen], data.y[chosen], model, optimizer, whole)
+        return train_device(params, own[positions], data, model, optimizer, whole)
 
     if width is None:
         order, local = jnp.arange(num_devices), jax.vmap(train)(jnp.arange(num_devices))

@@ -56,9 +56,8 @@ def main(argv: list[str] | None = None) -> None:
     peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     memory = compiled.memory_analysis()
     print(
-        f"{args.seeds} seeds {'side by side' if args.side_by_side else 'in turn'}: peak {peak_gb:.2f} GB, of which "
-        f"temporaries {memory.temp_size_in_bytes / 1e9:.2f} GB, arguments {memory.argument_size_in_bytes / 1e9:.2f} GB; "
-        f"a round of all takes {seconds:.2f} s"
+        f"{args.seeds} seeds {'side by side' if args.side_by_side else 'in turn'}: peak {peak_gb:.2f} GB, "
+        f"of which temporaries {memory.temp_size_in_bytes / 1e9:.2f} GB; a round of all takes {seconds:.2f} s"
     )
 
 
