@@ -86,8 +86,8 @@ def test_files_become_tfds_records_and_arrays_in_their_order(small_mnist, publis
     (cache / "decoded" / "mnist" / "about.json").unlink()
     read = load("mnist", cache)
     assert_equal(read, splits)
-    assert read.source == "TFDS, mnist 3.0.1"
-    assert load("mnist", cache).source == read.source
+    assert read.source == fetched.source
+    assert load("mnist", cache).sha256 == read.sha256 == fetched.sha256
     assert list(cache.glob("**/*.incomplete")) == list(cache.glob("**/*.old")) == []
 
 
@@ -233,7 +233,10 @@ def test_names_of_labels_are_kept_with_the_records(tmp_path, monkeypatch):
 
 def test_the_command_line(publisher, tmp_path, capsys):
     assert main(["mnist", "--cache-dir", str(tmp_path)]) == 0
-    assert "mnist: 50/20 images of 28x28x1, 10 labels, checked, from the publisher" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "mnist: 50/20 images of 28x28x1, 10 labels, from the publisher" in printed
+    for file in FILES:
+        assert f"sha256 verified: {fetch.sha256(publisher / file)}  {file}" in printed
 
 
 def test_unknown_names_are_named(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 Prints a table for each of: `lambertw` beside SciPy's and TFP's, `allocate` beside a loop of SciPy's brentq, and the
 growth of `fastest_sets` with the number of devices. Timings are medians over interleaved repetitions, after compiling.
 
-    python experiments/benchmarks/physics.py                 # all of it, about two minutes
+    python experiments/benchmarks/physics.py                 # all of it, about a minute
     python experiments/benchmarks/physics.py --out results   # and results/physics.csv
 """
 

@@ -60,7 +60,8 @@ def load(name: str, cache_dir: str | os.PathLike | None = None) -> Dataset:
 
 
 def _dataset(name: str, arrays: dict[str, np.ndarray], about: dict) -> Dataset:
-    return Dataset(name=name, **arrays, label_names=tuple(about["label_names"]), source=about["source"])
+    label_names = tuple(about["label_names"])
+    return Dataset(name=name, **arrays, label_names=label_names, source=about["source"], sha256=about["files"])
 
 
 def _obtain(name: str, own: Path | None, cache: Path) -> tuple[known.Splits, dict]:
@@ -80,25 +81,27 @@ def _obtain(name: str, own: Path | None, cache: Path) -> tuple[known.Splits, dic
                 raise DataError(f"{own} cannot be read: {error}") from error
             warnings.warn(f"{own} cannot be read: {error}; passed over", stacklevel=3)
     records = cache / "tfds" / name
-    if store.read_manifest(records) is not None and (folder := prepared.find(records)):
-        return _read(folder)
-    splits, label_names, source = _fetch(name, cache)
+    kept = store.read_manifest(records)
+    if kept is not None and (folder := prepared.find(records)):
+        splits, about = _read(folder)
+        return splits, about | kept
+    splits, label_names, kept = _fetch(name, cache)
     try:
         with store.replacing(records) as folder:
             prepared.prepare(name, splits, label_names, folder)
-            store.write_manifest(folder, {"source": source})
+            store.write_manifest(folder, kept)
     except OSError as error:
         warnings.warn(f"{name} could not be kept in the cache {cache}: {error}", stacklevel=3)
-    return splits, {"source": source, "label_names": label_names}
+    return splits, {"label_names": label_names, **kept}
 
 
 def _read(folder: Path) -> tuple[known.Splits, dict]:
     splits, label_names = prepared.read(folder)
-    return splits, {"source": f"TFDS, {folder.parent.name} {folder.name}", "label_names": label_names}
+    return splits, {"source": f"TFDS, {folder.parent.name} {folder.name}", "files": {}, "label_names": label_names}
 
 
-def _fetch(name: str, cache: Path) -> tuple[known.Splits, tuple[str, ...], str]:
-    """The splits, the names of the labels and the source: the first that delivers the original files intact."""
+def _fetch(name: str, cache: Path) -> tuple[known.Splits, tuple[str, ...], dict]:
+    """The splits and label names from the first source that delivers the files intact, and which it and they are."""
     dataset = known.known(name)
     by_hand = cache / "raw" / name
     failures = []
@@ -117,7 +120,7 @@ def _fetch(name: str, cache: Path) -> tuple[known.Splits, tuple[str, ...], str]:
                 get(folder)
                 for file, checksum in dataset.files.items():
                     verify(folder / file, checksum)
-                return dataset.read(folder), dataset.label_names, source
+                return dataset.read(folder), dataset.label_names, {"source": source, "files": dataset.files}
             except AlteredError as error:
                 warnings.warn(f"{source}: {error}; passed over", stacklevel=4)
                 failures.append(f"  {source}: {error}")

@@ -27,8 +27,10 @@ def main(argv: list[str] | None = None) -> int:
         shape = "x".join(map(str, dataset.train_x.shape[1:]))
         print(
             f"{name}: {len(dataset.train_y)}/{len(dataset.test_y)} images of {shape}, {dataset.num_labels} labels, "
-            f"checked, from {dataset.source}, in {time.perf_counter() - start:.1f} s"
+            f"from {dataset.source}, in {time.perf_counter() - start:.1f} s"
         )
+        for file, checksum in dataset.sha256.items():
+            print(f"  sha256 verified: {checksum}  {file}")
     return 0
 
 

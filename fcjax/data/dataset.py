@@ -1,6 +1,7 @@
 """What all sources of data give."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -16,6 +17,7 @@ class Dataset:
     test_y: np.ndarray
     label_names: tuple[str, ...]  # none for regression
     source: str  # where it came from
+    sha256: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the original files that were verified
 
     def __post_init__(self):
         for split, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
