@@ -1,4 +1,4 @@
-"""Bandwidth allocation (the paper's P2, Theorem 1 and Alg. 1), and the fastest set of devices of each size.
+"""Bandwidth allocation: the paper's P2, Theorem 1 and Alg. 1.
 
 At the optimum all scheduled devices finish together, at the time t* at which their required shares sum to 1. The sum
 s(t) falls strictly from inf, at the latest time b_k = compute_s + floor_s that a scheduled device would need with
@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from fcjax import checks
-from fcjax.radio import Upload, share_with_spare, spare_with_share, uploads
+from fcjax.radio import Upload, rate, share_with_spare, spare_with_share, uploads
 from fcjax.types import Cell, Decision, Observation
 
 
@@ -44,39 +44,27 @@ def allocate(scheduled: Array, observation: Observation, cell: Cell) -> Decision
         raise ValueError(
             f"scheduled must have shape {jnp.shape(cell.power_w)}, got {scheduled.shape}; use jax.vmap for batches"
         )
-    return _allocate(scheduled, uploads(observation, cell))
+    return allocate_uploads(scheduled, uploads(observation, cell))
 
 
-def fastest_sets(observation: Observation, cell: Cell) -> tuple[Array, Array]:
-    """For each number n of devices, the set of n devices that can finish earliest.
+def round_time(scheduled: Array, share: Array, observation: Observation, cell: Cell) -> Array:
+    """How long a round takes, () s, in which the scheduled devices have the given shares, optimal or not.
 
-    Solves min over sets Pi with |Pi| = n of allocate(Pi).round_s, exactly, for n = 1..M. The required shares fall as t
-    grows, so a set of n devices is done by t iff its shares at t sum to at most 1, and the n smallest shares at t sum
-    to the least. The best set is therefore the n smallest shares at the least t at which these sum to 1. From any set,
-    taking the n smallest shares at its round time gives a set that is no slower: repeated until nothing changes, this
-    ends at the best set, mostly after one or two repetitions.
-
-    Args:
-      observation: gains and computation times.
-      cell: bandwidth, noise, powers and upload size.
-
-    Returns:
-      round_s: (M,) s, non-decreasing; entry n - 1 is for n devices; inf where fewer than n devices ever finish.
-      scheduled: (M, M) bool; row n - 1 is the set of n devices.
+    0 if nobody is scheduled, inf if a scheduled device has no share or never finishes.
     """
-    observation, cell = checks.uplink(observation, cell)
-    return _fastest_sets(uploads(observation, cell))
-
-
-_BATCH = 4096
+    bits_s = rate(share, observation, cell)
+    reached = bits_s > 0
+    upload_s = jnp.where(reached, cell.upload_bits / jnp.where(reached, bits_s, 1), jnp.inf)
+    return jnp.max(jnp.where(scheduled, observation.compute_s + upload_s, 0))
 
 
 @jax.jit
-def _allocate(scheduled: Array, upload: Upload) -> Decision:
-    able = _able(upload)
-    lost = scheduled & ~able
-    member, upload = _solvable(scheduled & able, upload)
-    round_s, spare_s = _finish(member, upload)
+def allocate_uploads(scheduled: Array, upload: Upload) -> Decision:
+    """`allocate` by what it depends on; arguments as checked by the caller."""
+    can_finish = able(upload)
+    lost = scheduled & ~can_finish
+    member, upload = solvable(scheduled & can_finish, upload)
+    round_s, spare_s = finish(member, upload)
     share = jnp.where(member, share_with_spare(spare_s, upload), 0)
     share = share / jnp.sum(share)
     anybody_lost = jnp.any(lost)
@@ -89,73 +77,30 @@ def _allocate(scheduled: Array, upload: Upload) -> Decision:
     )
 
 
-@jax.jit
-def _fastest_sets(upload: Upload) -> tuple[Array, Array]:
-    num_devices = upload.unit_s.size
-    frozen = lax.stop_gradient(upload)
-    # Sizes are worked through in batches of about _BATCH devices in all: small problems in one go, large ones in
-    # memory that is linear in M. The last batch is filled up, so that all have one shape.
-    batch = max(1, min(num_devices, _BATCH // num_devices))
-    num_batches = -(-num_devices // batch)
-    sizes = jnp.minimum(jnp.arange(1, num_batches * batch + 1), num_devices)
-
-    def solve(size):
-        scheduled = _fastest_set(size, frozen)
-        return _allocate(scheduled, upload).round_s, scheduled
-
-    round_s, scheduled = lax.map(jax.vmap(solve), sizes.reshape(num_batches, batch))
-    round_s, scheduled = (x.reshape(num_batches * batch, *x.shape[2:])[:num_devices] for x in (round_s, scheduled))
-    # Larger sets take longer; where computation dwarfs the uploads, the rounding of the sum may hide it.
-    return lax.cummax(round_s), scheduled
-
-
-def _fastest_set(size: Array, upload: Upload) -> Array:
-    able = _able(upload)
-
-    def improve(state):
-        scheduled, round_s, candidate, _ = state
-        candidate_s, spare_s = _finish(*_solvable(candidate & able, upload))
-        candidate_s = jnp.where(jnp.any(candidate & ~able), jnp.inf, candidate_s)
-        better = candidate_s < round_s
-        smallest = _smallest(jnp.where(able, share_with_spare(spare_s, upload), jnp.inf), size)
-        scheduled, round_s = jnp.where(better, candidate, scheduled), jnp.where(better, candidate_s, round_s)
-        return scheduled, round_s, smallest, better & jnp.any(smallest != candidate)
-
-    equal_share = 1 / size.astype(upload.unit_s.dtype)
-    by_equal_split = _smallest(upload.compute_s + upload.floor_s + spare_with_share(equal_share, upload), size)
-    start = by_equal_split, jnp.full((), jnp.inf, upload.unit_s.dtype), by_equal_split, jnp.array(True)
-    return lax.while_loop(lambda state: state[-1], improve, start)[0]
-
-
-def _smallest(values: Array, size: Array) -> Array:
-    """The mask of the `size` smallest values; of equals, those with the lower index."""
-    return jnp.zeros(values.shape, bool).at[jnp.argsort(values)].set(jnp.arange(values.size) < size)
-
-
-def _able(upload: Upload) -> Array:
+def able(upload: Upload) -> Array:
     """Which devices finish at all, given enough time and bandwidth."""
     return jnp.isfinite(upload.compute_s + upload.floor_s)
 
 
-def _solvable(member: Array, upload: Upload) -> tuple[Array, Upload]:
+def solvable(member: Array, upload: Upload) -> tuple[Array, Upload]:
     """The same problem with harmless numbers for the devices that never finish, and one member if there is none."""
-    able = _able(upload)
-    filled = Upload(*(jnp.where(able, x, fill) for x, fill in zip(upload, (1, 1, 0), strict=True)))
+    can_finish = able(upload)
+    filled = Upload(*(jnp.where(can_finish, x, fill) for x, fill in zip(upload, (1, 1, 0), strict=True)))
     return jnp.where(jnp.any(member), member, jnp.arange(member.size) == 0), filled
 
 
 @jax.custom_jvp
-def _finish(member: Array, upload: Upload) -> tuple[Array, Array]:
+def finish(member: Array, upload: Upload) -> tuple[Array, Array]:
     """The time at which the members' shares sum to 1, (), and each device's spare time then, (M,)."""
     round_s, spare_s, _ = _solve(member, upload)
     return round_s, spare_s
 
 
-@_finish.defjvp
+@finish.defjvp
 def _finish_jvp(primals, tangents):
     """From d[sum of shares] = 0, with spare_s = round_s - compute_s - floor_s."""
     (member, upload), (_, d_upload) = primals, tangents
-    round_s, spare_s = _finish(member, upload)
+    round_s, spare_s = finish(member, upload)
 
     def total_share(spare_s, upload):
         return jnp.sum(jnp.where(member, share_with_spare(jnp.where(member, spare_s, 1), upload), 0))

@@ -79,9 +79,10 @@ def num_devices(cell: Cell) -> int:
     return shape[0]
 
 
-def uplink(observation: Observation, cell: Cell) -> tuple[Observation, Cell]:
-    """Checks what the rate of an upload depends on."""
+def uplink(observation: Observation, cell: Cell, *, needs_upload: bool = True) -> tuple[Observation, Cell]:
+    """Checks what the rate of an upload depends on; where bandwidth is to be shared, there must be an upload."""
     per_device = (num_devices(cell),)
+    size = positive if needs_upload else not_negative
     return (
         Observation(
             gain=not_negative("observation.gain", observation.gain, per_device),
@@ -92,6 +93,6 @@ def uplink(observation: Observation, cell: Cell) -> tuple[Observation, Cell]:
             bandwidth_hz=positive("cell.bandwidth_hz", cell.bandwidth_hz, ()),
             noise_psd_w_hz=positive("cell.noise_psd_w_hz", cell.noise_psd_w_hz, ()),
             power_w=not_negative("cell.power_w", cell.power_w, per_device),
-            upload_bits=positive("cell.upload_bits", cell.upload_bits, (), per_device),
+            upload_bits=size("cell.upload_bits", cell.upload_bits, (), per_device),
         ),
     )

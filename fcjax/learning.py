@@ -27,10 +27,10 @@ OptimizerFactory = Callable[[Training], optax.GradientTransformation]
 class LocalData(NamedTuple):
     """The one shared data set and who has which part of it (see `fcjax.data.partition`)."""
 
-    x: Array  # (N, ...)
-    y: Array  # (N,)
-    indices: Array  # (M, N_max) int32
-    sizes: Array  # (M,) int32, D_i
+    x: Array | np.ndarray  # (N, ...)
+    y: Array | np.ndarray  # (N,)
+    indices: Array | np.ndarray  # (M, N_max) int32
+    sizes: Array | np.ndarray  # (M,) int32, D_i
 
 
 class Trained(NamedTuple):

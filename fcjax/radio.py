@@ -73,7 +73,7 @@ def fade(key: Array, cell: Cell) -> Array:
 
 def rate(share: ArrayLike, observation: Observation, cell: Cell) -> Array:
     """What each device sends over its share of the bandwidth, (M,) bit/s; 0 at share 0."""
-    observation, cell = checks.uplink(observation, cell)
+    observation, cell = checks.uplink(observation, cell, needs_upload=False)
     share = jnp.asarray(checks.not_negative("share", share, jnp.shape(cell.power_w)))
     safe = jnp.where(share > 0, share, 1)
     bits_s = safe * cell.bandwidth_hz * jnp.log1p(_full_band_snr(observation, cell) / safe) / math.log(2)

@@ -9,9 +9,11 @@ that compute with these values check them (see `fcjax.checks`).
 """
 
 import dataclasses
-from typing import Any, TypeVar, dataclass_transform
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import jax
+from jax import Array
 from jax.typing import ArrayLike
 
 T = TypeVar("T")
@@ -24,7 +26,7 @@ def pytree(cls: type[T]) -> type[T]:
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, eq=False)(cls))
 
 
-def static(default: Any) -> Any:
+def static(default: Any = dataclasses.MISSING) -> Any:
     """A field that decides shapes: not a leaf, and known when the program is compiled."""
     return dataclasses.field(default=default, metadata={"static": True})
 
@@ -59,9 +61,9 @@ class Observation:
 class Decision:
     """Who takes part in a round, with what part of the bandwidth, and how long the round takes."""
 
-    scheduled: jax.Array  # (M,) bool, Pi
-    share: jax.Array  # (M,) gamma_i: 0 where not scheduled, else they sum to 1
-    round_s: jax.Array  # () s, t*: 0 if nobody is scheduled, inf if a scheduled device never finishes
+    scheduled: Array  # (M,) bool, Pi
+    share: Array  # (M,) gamma_i: 0 where not scheduled, else they sum to 1
+    round_s: Array  # () s, t*: 0 if nobody is scheduled, inf if a scheduled device never finishes
 
 
 @pytree
@@ -70,6 +72,8 @@ class Training:
 
     learning_rate: ArrayLike = 0.01  # () eta
     momentum: ArrayLike = 0.9  # () reset each round
+    budget_s: ArrayLike = 60.0  # () s, T: a round that would end later does not happen
+    num_samples: ArrayLike = 1.0  # () or (M,) D_i: only their ratios count
     local_steps: int = static(5)  # tau
     batch_size: int = static(128)  # d
 
@@ -81,3 +85,26 @@ class Estimates:
     rho: ArrayLike  # (M,) Lipschitz constants, rho_i
     beta: ArrayLike  # (M,) smoothness, beta_i
     delta: ArrayLike  # (M,) gradient divergence, delta_i
+
+
+@pytree
+class RoundContext:
+    """What a policy may know when it decides on a round."""
+
+    observation: Observation  # as the base station sees it, with its errors
+    estimates: Estimates
+    cell: Cell
+    training: Training
+    elapsed_s: ArrayLike  # () s, since training began
+    round_index: ArrayLike  # () 0 in the first round
+
+
+class Policy(NamedTuple):
+    """A scheduling policy: two pure functions of arrays, and a state of its own that they hand from round to round.
+
+    What a policy can be tuned by belongs into the state, where it is data: policies that differ in it share one
+    compiled program, and `jax.vmap` sweeps it.
+    """
+
+    init: Callable[[Cell], Any]  # cell -> state
+    select: Callable[[Array, Any, RoundContext], tuple[Any, Decision]]  # key, state, context -> state, decision

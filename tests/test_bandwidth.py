@@ -76,7 +76,7 @@ def test_a_call_costs_few_solves(many_worlds, dtype):
     """The searches of Alg. 1, plus the one that turns the round time into shares."""
 
     def count(scheduled, observation, cell):
-        member, upload = bandwidth._solvable(scheduled, radio.uploads(observation, cell))
+        member, upload = bandwidth.solvable(scheduled, radio.uploads(observation, cell))
         return 1 + bandwidth._solve(member, upload)[2]
 
     count_20 = {name: value[:, :20] for name, value in many_worlds.items() if name != "round_s"}

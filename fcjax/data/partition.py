@@ -31,14 +31,19 @@ class Partition:
         return np.stack([np.bincount(labels[self.of_device(i)], minlength=num_labels) for i in range(self.num_devices)])
 
 
-def by_name(name: str, labels: np.ndarray, num_devices: int, *, seed: int, equal: bool = True) -> Partition:
-    """The partition of a name such as "iid", "l2" or "dir0.1"; Dirichlet sizes are unequal by nature."""
+def by_name(
+    name: str, labels: np.ndarray, num_devices: int, *, seed: int, equal: bool = True, min_size: int = 1
+) -> Partition:
+    """The partition of a name such as "iid", "l2" or "dir0.1".
+
+    Dirichlet sizes are unequal by nature, and drawn again until all devices have `min_size` samples.
+    """
     if name == "iid":
         return iid(labels, num_devices, seed=seed, equal=equal)
     if match := re.fullmatch(r"l(\d+)", name):
         return label_shards(labels, num_devices, int(match[1]), seed=seed, equal=equal)
     if match := re.fullmatch(r"dir(\d*\.?\d+(?:e-?\d+)?)", name):
-        return dirichlet(labels, num_devices, float(match[1]), seed=seed)
+        return dirichlet(labels, num_devices, float(match[1]), seed=seed, min_size=min_size)
     raise ValueError(
         f"unknown distribution {name!r}: use iid, l1, l2, ... (labels a device) or dir0.1, dir1, ... (alpha)"
     )

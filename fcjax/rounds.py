@@ -1,0 +1,235 @@
+"""One round of Alg. 3, from what is true of it to what is kept of it.
+
+`simulate_round` is the table of contents: observe, decide, look at the clock, and, if the round ends in time, train the
+scheduled devices, aggregate, estimate and test. Every draw is a function of (run, round, device, purpose). Whatever the
+policy, a run meets the same channels, computation times and mini-batches.
+"""
+
+import dataclasses
+import enum
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from fcjax import checks, keys, latency, learning, radio
+from fcjax.bandwidth import round_time
+from fcjax.experiment import Experiment
+from fcjax.models import Params
+from fcjax.types import Cell, Decision, Estimates, Observation, RoundContext, Training, pytree
+
+
+class Stop(enum.IntEnum):
+    """Why there is no further round."""
+
+    NOT_YET = 0
+    BUDGET = 1  # the next round would end after it
+    MAX_ROUNDS = 2
+    BAD_DECISION = 3  # nobody scheduled, shares that are no numbers, negative, or more than the bandwidth
+
+
+@pytree
+class Score:
+    """A model on the test set."""
+
+    accuracy: Array  # () fraction
+    loss: Array  # ()
+
+
+@pytree
+class Record:
+    """A round, as it is kept; (K,) of these are the history of a run, in which NaN follows the last round."""
+
+    elapsed_s: Array  # () s, at the end of the round
+    round_s: Array  # () s
+    scheduled: Array  # (M,) bool
+    share: Array  # (M,)
+    gain: Array  # (M,) true power gain
+    compute_s: Array  # (M,) s, true computation time
+    accuracy: Array  # () of w_k on the test set
+    loss: Array  # ()
+    tilde_accuracy: Array  # () of w~, the model with the least loss that devices have reported so far
+    tilde_loss: Array  # ()
+    reported_loss: Array  # () F(w_{k-1}), as the scheduled devices report it
+    rho: Array  # (M,)
+    beta: Array  # (M,)
+    delta: Array  # (M,)
+
+
+@pytree
+class State:
+    """What a run carries from round to round."""
+
+    round_index: Array  # ()
+    elapsed_s: Array  # () s
+    params: Params  # w_k
+    score: Score  # of w_k
+    tilde_params: Params  # w~
+    tilde_score: Score
+    tilde_reported_loss: Array  # () F(w~)
+    estimates: Estimates
+    policy: Any  # the policy's state
+    stop: Array  # () Stop
+
+
+class _RoundKeys(NamedTuple):
+    """What a round draws, each with a key of its own."""
+
+    place: Array
+    fade: Array
+    compute: Array
+    error: Array
+    policy: Array
+    batches: Array
+
+
+def simulate_round(key: Array, state: State, experiment: Experiment, select: Any) -> tuple[State, Record]:
+    """One round of Alg. 3, steps 4 to 25; if it would end after the budget, it does not happen."""
+    draw = _RoundKeys(*jax.random.split(key, len(_RoundKeys._fields)))
+    cell, training = experiment.cell, experiment.training
+    truth = observe(draw, cell, training)
+    seen = misjudge(draw.error, truth, experiment.observation_error)
+    context = RoundContext(seen, state.estimates, cell, training, state.elapsed_s, state.round_index)
+    policy_state, decision = select(draw.policy, state.policy, context)
+    scheduled, share = _checked(decision, cell)
+    # The base station decides on what it sees; the round takes what the truth says.
+    round_s = as_float(round_time(scheduled, share, truth, cell))
+    elapsed_s = state.elapsed_s + round_s
+    stop = jnp.where(
+        _is_possible(scheduled, share, round_s),
+        jnp.where(elapsed_s <= training.budget_s, Stop.NOT_YET, Stop.BUDGET),
+        Stop.BAD_DECISION,
+    )
+
+    def learn(state):
+        trained = learning.train_round(
+            keys.per_device(draw.batches, scheduled.size),
+            state.params,
+            scheduled,
+            state.estimates,
+            experiment.data,
+            training,
+            experiment.model,
+            make_optimizer=experiment.make_optimizer,
+            width=_width(experiment),
+            estimate_on=experiment.estimate_on,
+        )
+        # Steps 23 to 25. Devices report the loss of the model that they began with: w~ is known one round late.
+        reported_loss = as_float(trained.loss)
+        better = reported_loss < state.tilde_reported_loss
+        keep = lambda new, old: jax.tree.map(functools.partial(jnp.where, better), new, old)  # noqa: E731
+        return State(
+            round_index=state.round_index + 1,
+            elapsed_s=elapsed_s,
+            params=trained.params,
+            score=evaluate(trained.params, experiment),
+            tilde_params=keep(state.params, state.tilde_params),
+            tilde_score=keep(state.score, state.tilde_score),
+            tilde_reported_loss=keep(reported_loss, state.tilde_reported_loss),
+            estimates=jax.tree.map(as_float, trained.estimates),
+            policy=policy_state,
+            stop=stop,
+        ), reported_loss
+
+    def happens(state):
+        state, reported_loss = learn(state)
+        return state, Record(
+            elapsed_s=elapsed_s,
+            round_s=round_s,
+            scheduled=scheduled,
+            share=share,
+            gain=as_float(truth.gain),
+            compute_s=as_float(truth.compute_s),
+            accuracy=state.score.accuracy,
+            loss=state.score.loss,
+            tilde_accuracy=state.tilde_score.accuracy,
+            tilde_loss=state.tilde_score.loss,
+            reported_loss=reported_loss,
+            rho=state.estimates.rho,
+            beta=state.estimates.beta,
+            delta=state.estimates.delta,
+        )
+
+    nothing = dataclasses.replace(state, stop=stop), no_record(scheduled.size)
+    return lax.cond(stop == Stop.NOT_YET, happens, lambda _: nothing, state)
+
+
+def no_record(num_devices: int) -> Record:
+    """What stands in a history where no round has been."""
+    number, per_device = jnp.full((), jnp.nan), jnp.full(num_devices, jnp.nan)
+    return Record(
+        elapsed_s=number,
+        round_s=number,
+        scheduled=jnp.zeros(num_devices, bool),
+        share=per_device,
+        gain=per_device,
+        compute_s=per_device,
+        accuracy=number,
+        loss=number,
+        tilde_accuracy=number,
+        tilde_loss=number,
+        reported_loss=number,
+        rho=per_device,
+        beta=per_device,
+        delta=per_device,
+    )
+
+
+def observe(draw: _RoundKeys, cell: Cell, training: Training) -> Observation:
+    """Where the devices are in this round, what arrives of their signal, and how long they compute."""
+    gain = radio.path_gain(radio.place(draw.place, cell), cell) * radio.fade(draw.fade, cell)
+    num_samples = training.local_steps * training.batch_size
+    return Observation(gain, latency.compute_time(draw.compute, num_samples, cell))
+
+
+def misjudge(key: Array, truth: Observation, error: ArrayLike) -> Observation:
+    """What the base station sees: h and t^cp with Gaussian errors of a relative standard deviation."""
+    device_keys = keys.per_device(key, jnp.shape(truth.gain)[0])
+    of_amplitude, of_time = jax.vmap(lambda k: jax.random.normal(k, (2,)))(device_keys).T
+    return Observation(
+        truth.gain * (1 + error * of_amplitude) ** 2, truth.compute_s * jnp.maximum(1 + error * of_time, 0)
+    )
+
+
+def evaluate(params: Params, experiment: Experiment) -> Score:
+    x, y = jnp.asarray(experiment.test_x), jnp.asarray(experiment.test_y)
+    return Score(
+        accuracy=jnp.mean(experiment.model.correct(params, x, y), dtype=float),
+        loss=as_float(experiment.model.loss(params, x, y)),
+    )
+
+
+def _checked(decision: Decision, cell: Cell) -> tuple[Array, Array]:
+    per_device = (checks.num_devices(cell),)
+    scheduled, share = jnp.asarray(decision.scheduled), jnp.asarray(decision.share)
+    if scheduled.shape != per_device or scheduled.dtype != bool or share.shape != per_device:
+        raise ValueError(
+            f"a policy must return a Decision with booleans and shares of shape {per_device}, one a device, "
+            f"got {scheduled.dtype} {scheduled.shape} and {share.dtype} {share.shape}"
+        )
+    return scheduled, as_float(share)
+
+
+def _is_possible(scheduled: Array, share: Array, round_s: Array) -> Array:
+    tolerance = 1e-5  # of a sum in float32 over many devices
+    return (
+        jnp.any(scheduled)
+        & jnp.all(jnp.where(scheduled, share > 0, share == 0))
+        & (jnp.sum(share) <= 1 + tolerance)
+        & ~jnp.isnan(round_s)
+    )
+
+
+def as_float(x: ArrayLike) -> Array:
+    """In the one precision that all of a history has."""
+    return jnp.asarray(x, float)
+
+
+def _width(experiment: Experiment) -> int | None:
+    """One device after another where a model fills the processor, all of them at once where it does not."""
+    if experiment.width == "auto":
+        return 1 if jax.default_backend() == "cpu" else None
+    return experiment.width

@@ -1,0 +1,125 @@
+"""Alg. 3: rounds, one after another, until the time budget is spent."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from fcjax.experiment import Experiment, check, most_rounds
+from fcjax.models import Params
+from fcjax.rounds import Record, Score, State, Stop, as_float, evaluate, no_record, simulate_round
+from fcjax.types import Policy, pytree
+
+
+@pytree
+class Run:
+    """A finished run."""
+
+    history: Record  # (K,) with K the most rounds that there could have been
+    num_rounds: Array  # ()
+    start: Score  # of w_0
+    params: Params  # w_K
+    tilde_params: Params
+    stop: Array  # () Stop
+
+    @property
+    def best_accuracy(self) -> Array:
+        """The paper's "highest achievable accuracy": the best over all rounds, of w_0 if there was none."""
+        best = jnp.max(self.history.accuracy, axis=-1, initial=-jnp.inf, where=~jnp.isnan(self.history.accuracy))
+        return jnp.where(self.num_rounds > 0, best, self.start.accuracy)
+
+
+def simulate(key: Array, policy: Policy, experiment: Experiment, *, max_rounds: int | None = None) -> Run:
+    """Trains under a policy until the next round would end after the budget.
+
+    The whole run is one compiled program, at the cost of the rounds that happen. `jax.vmap` maps it over keys, over any
+    leaf of the experiment, and over what policies are made with.
+
+    Args:
+      key: of the run.
+      policy: decides on every round.
+      experiment: cell, data, model and settings.
+      max_rounds: room for the history. By default what the budget allows, given that devices need `sample_floor_s` for
+        each sample; needed where budget or cell are traced.
+    """
+    check(experiment)
+    if max_rounds is None:
+        max_rounds = most_rounds(experiment)
+    elif max_rounds < 1:
+        raise ValueError(f"max_rounds must be 1 or more, got {max_rounds}")
+    return _simulate(key, policy.init(experiment.cell), experiment, policy.select, max_rounds)
+
+
+CHUNK = 16  # rounds between two looks at whether all are done
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def _simulate(key: Array, policy_state: Any, experiment: Experiment, select: Any, max_rounds: int) -> Run:
+    first = begin(key, policy_state, experiment)
+    num_chunks = -(-max_rounds // CHUNK)
+    room = num_chunks * CHUNK
+    nothing = no_record(jnp.shape(experiment.cell.power_w)[0])
+    empty = jax.tree.map(lambda x: jnp.broadcast_to(x, (room, *x.shape)), nothing)
+
+    def chunk(carry):
+        index, state, history = carry
+        state, records = advance(key, state, experiment, select, max_rounds)
+        put = functools.partial(lax.dynamic_update_slice_in_dim, start_index=index * CHUNK, axis=0)
+        return index + 1, state, jax.tree.map(put, history, records)
+
+    def unfinished(carry):
+        return (carry[0] < num_chunks) & (carry[1].stop == Stop.NOT_YET)
+
+    _, state, history = lax.while_loop(unfinished, chunk, (jnp.array(0), first, empty))
+    return Run(
+        history=jax.tree.map(lambda leaf: leaf[:max_rounds], history),
+        num_rounds=state.round_index,
+        start=first.score,
+        params=state.params,
+        tilde_params=state.tilde_params,
+        stop=jnp.where(state.stop == Stop.NOT_YET, Stop.MAX_ROUNDS, state.stop),
+    )
+
+
+def begin(key: Array, policy_state: Any, experiment: Experiment) -> State:
+    """Steps 1 and 2 of Alg. 3."""
+    params = experiment.model.init(jax.random.split(key)[0])
+    score = evaluate(params, experiment)
+    return State(
+        round_index=jnp.array(0),
+        elapsed_s=jnp.zeros(()),
+        params=params,
+        score=score,
+        tilde_params=params,
+        tilde_score=score,
+        tilde_reported_loss=jnp.array(jnp.inf),
+        estimates=jax.tree.map(as_float, experiment.estimates),
+        policy=policy_state,
+        stop=jnp.array(Stop.NOT_YET),
+    )
+
+
+def advance(
+    key: Array, state: State, experiment: Experiment, select: Any, max_rounds: ArrayLike, num_rounds: int = CHUNK
+) -> tuple[State, Record]:
+    """Up to `num_rounds` rounds more, but no more than `max_rounds` in all; and their records, (num_rounds,)."""
+    experiment = dataclasses.replace(
+        experiment, training=dataclasses.replace(experiment.training, num_samples=experiment.data.sizes)
+    )
+    rounds_key = jax.random.split(key)[1]
+
+    nothing = no_record(jnp.shape(experiment.cell.power_w)[0])
+
+    def another(state):
+        round_key = jax.random.fold_in(rounds_key, state.round_index)
+        return simulate_round(round_key, state, experiment, select)
+
+    def step(state, _):
+        going = (state.stop == Stop.NOT_YET) & (state.round_index < max_rounds)
+        return lax.cond(going, another, lambda state: (state, nothing), state)
+
+    return lax.scan(step, state, length=num_rounds)
