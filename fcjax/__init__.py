@@ -1,12 +1,14 @@
 """Vectorised, differentiable simulation of latency-constrained federated learning over a wireless cell."""
 
-from fcjax import bounds, data, latency, policies, presets, radio
+from fcjax import bounds, data, latency, policies, presets, radio, results
 from fcjax.bandwidth import allocate
+from fcjax.contract import check_policy
 from fcjax.experiment import Experiment
 from fcjax.lambertw import lambertw
 from fcjax.radio import required_share
 from fcjax.sets import fastest_sets
 from fcjax.simulate import simulate
+from fcjax.sweep import sweep
 from fcjax.types import Cell, Decision, Estimates, Observation, Policy, RoundContext, Training
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "Training",
     "allocate",
     "bounds",
+    "check_policy",
     "data",
     "fastest_sets",
     "lambertw",
@@ -28,5 +31,7 @@ __all__ = [
     "presets",
     "radio",
     "required_share",
+    "results",
     "simulate",
+    "sweep",
 ]

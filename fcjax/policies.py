@@ -232,6 +232,10 @@ def takes_phi(factory: Callable[..., Policy]) -> bool:
     return "phi" in inspect.signature(factory).parameters
 
 
+def is_built_in(policy: Policy) -> bool:
+    return policy.select.__module__ == __name__
+
+
 def by_name(name: str, *, phi: ArrayLike = 0.05) -> Policy:
     """The policy of a name; a policy that has a parameter phi gets it."""
     factory = factory_by_name(name)

@@ -65,6 +65,7 @@ class State:
 
     round_index: Array  # ()
     elapsed_s: Array  # () s
+    start: Score  # of w_0
     params: Params  # w_k
     score: Score  # of w_k
     tilde_params: Params  # w~
@@ -75,7 +76,7 @@ class State:
     stop: Array  # () Stop
 
 
-class _RoundKeys(NamedTuple):
+class RoundKeys(NamedTuple):
     """What a round draws, each with a key of its own."""
 
     place: Array
@@ -88,13 +89,13 @@ class _RoundKeys(NamedTuple):
 
 def simulate_round(key: Array, state: State, experiment: Experiment, select: Any) -> tuple[State, Record]:
     """One round of Alg. 3, steps 4 to 25; if it would end after the budget, it does not happen."""
-    draw = _RoundKeys(*jax.random.split(key, len(_RoundKeys._fields)))
+    draw = RoundKeys(*jax.random.split(key, len(RoundKeys._fields)))
     cell, training = experiment.cell, experiment.training
     truth = observe(draw, cell, training)
     seen = misjudge(draw.error, truth, experiment.observation_error)
     context = RoundContext(seen, state.estimates, cell, training, state.elapsed_s, state.round_index)
-    policy_state, decision = select(draw.policy, state.policy, context)
-    scheduled, share = _checked(decision, cell)
+    policy_state, decision = _decide(select, draw.policy, state, context)
+    scheduled, share = decision.scheduled, decision.share
     # The base station decides on what it sees; the round takes what the truth says.
     round_s = as_float(round_time(scheduled, share, truth, cell))
     elapsed_s = state.elapsed_s + round_s
@@ -124,6 +125,7 @@ def simulate_round(key: Array, state: State, experiment: Experiment, select: Any
         return State(
             round_index=state.round_index + 1,
             elapsed_s=elapsed_s,
+            start=state.start,
             params=trained.params,
             score=evaluate(trained.params, experiment),
             tilde_params=keep(state.params, state.tilde_params),
@@ -178,7 +180,7 @@ def no_record(num_devices: int) -> Record:
     )
 
 
-def observe(draw: _RoundKeys, cell: Cell, training: Training) -> Observation:
+def observe(draw: RoundKeys, cell: Cell, training: Training) -> Observation:
     """Where the devices are in this round, what arrives of their signal, and how long they compute."""
     gain = radio.path_gain(radio.place(draw.place, cell), cell) * radio.fade(draw.fade, cell)
     num_samples = training.local_steps * training.batch_size
@@ -202,15 +204,32 @@ def evaluate(params: Params, experiment: Experiment) -> Score:
     )
 
 
-def _checked(decision: Decision, cell: Cell) -> tuple[Array, Array]:
-    per_device = (checks.num_devices(cell),)
+def _decide(select: Any, key: Array, state: State, context: RoundContext) -> tuple[Any, Decision]:
+    """The policy's decision.
+
+    In a conditional, although a run that has stopped does not come here: XLA then compiles the policy by itself, and a
+    run rounds the same alone and in a program with other policies.
+    """
+    num_devices = checks.num_devices(context.cell)
+    nobody = Decision(jnp.zeros(num_devices, bool), jnp.zeros(num_devices), jnp.zeros(()))
+
+    def decide():
+        policy_state, decision = select(key, state.policy, context)
+        return policy_state, as_decision(decision, num_devices)
+
+    return lax.cond(state.stop == Stop.NOT_YET, decide, lambda: (state.policy, nobody))
+
+
+def as_decision(decision: Decision, num_devices: int) -> Decision:
+    """A policy's decision in the precision of the history; ValueError if it has not the shapes of one."""
     scheduled, share = jnp.asarray(decision.scheduled), jnp.asarray(decision.share)
+    per_device = (num_devices,)
     if scheduled.shape != per_device or scheduled.dtype != bool or share.shape != per_device:
         raise ValueError(
             f"a policy must return a Decision with booleans and shares of shape {per_device}, one a device, "
             f"got {scheduled.dtype} {scheduled.shape} and {share.dtype} {share.shape}"
         )
-    return scheduled, as_float(share)
+    return Decision(scheduled, as_float(share), as_float(decision.round_s))
 
 
 def _is_possible(scheduled: Array, share: Array, round_s: Array) -> Array:

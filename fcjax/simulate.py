@@ -78,7 +78,7 @@ def _simulate(key: Array, policy_state: Any, experiment: Experiment, select: Any
     return Run(
         history=jax.tree.map(lambda leaf: leaf[:max_rounds], history),
         num_rounds=state.round_index,
-        start=first.score,
+        start=first.start,
         params=state.params,
         tilde_params=state.tilde_params,
         stop=jnp.where(state.stop == Stop.NOT_YET, Stop.MAX_ROUNDS, state.stop),
@@ -92,6 +92,7 @@ def begin(key: Array, policy_state: Any, experiment: Experiment) -> State:
     return State(
         round_index=jnp.array(0),
         elapsed_s=jnp.zeros(()),
+        start=score,
         params=params,
         score=score,
         tilde_params=params,

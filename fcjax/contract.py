@@ -1,0 +1,163 @@
+"""What every policy owes the simulator. `check_policy` says what is wrong with one, before hours are spent on it."""
+
+import traceback
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fcjax import checks
+from fcjax.bandwidth import round_time
+from fcjax.rounds import RoundKeys, observe
+from fcjax.types import Cell, Decision, Estimates, Policy, RoundContext, Training
+
+
+def check_policy(
+    policy: Policy,
+    cell: Cell,
+    training: Training | None = None,
+    *,
+    name: str = "policy",
+    num_rounds: int = 256,
+    ignores_labels: bool = True,
+    seed: int = 0,
+) -> None:
+    """Raises ValueError, in a line or two, if a policy does not do what all policies must.
+
+    In every one of `num_rounds` random rounds it schedules at least one device; the shares are 0 for the others and sum
+    to 1; the round time is that of these shares. It is a pure function, which jit and vmap do not change, and keeps the
+    structure of its state.
+
+    Args:
+      policy: what is checked.
+      cell: in which the rounds are.
+      training: the settings that the policy is told.
+      name: for the message.
+      num_rounds: how many rounds are tried.
+      ignores_labels: also that relabelling the devices relabels the decision and does no more: in every round, or
+        for policies that draw random numbers in the mean over many. One that takes turns by index is no such policy.
+      seed: of the rounds.
+    """
+    training = Training() if training is None else training
+    select = _traceable(policy, cell, training, name)
+    every = jax.jit(jax.vmap(select, (0, None, 0)))
+    draws = jax.random.split(jax.random.key(seed), (2, num_rounds))
+    contexts = jax.vmap(lambda key: random_context(key, cell, training))(draws[0])
+    state = policy.init(cell)
+    _, decision = every(draws[1], state, contexts)
+    _check_values(decision, contexts, name)
+    _check_repeats(select, policy, cell, contexts, draws[1], decision, name)
+    if ignores_labels:
+        _check_labels(every, policy, cell, contexts, draws[1], decision, name)
+
+
+def random_context(key: Array, cell: Cell, training: Training) -> RoundContext:
+    """A round somewhere in a run: a random observation, and estimates within a factor of 10 of the paper's start."""
+    draw_key, estimate_key, time_key = jax.random.split(key, 3)
+    observation = observe(RoundKeys(*jax.random.split(draw_key, len(RoundKeys._fields))), cell, training)
+    num_devices = checks.num_devices(cell)
+    factor = 10 ** jax.random.uniform(estimate_key, (3, num_devices), minval=-1.0, maxval=1.0)
+    rho, beta, delta = (start * row for start, row in zip((1.5, 12.0, 2.0), factor, strict=True))
+    elapsed_s = jax.random.uniform(time_key) * training.budget_s
+    return RoundContext(observation, Estimates(rho, beta, delta), cell, training, elapsed_s, jnp.array(1))
+
+
+def _traceable(policy: Policy, cell: Cell, training: Training, name: str) -> Any:
+    """The policy's `select`, if JAX can trace it twice with the same outcome and its results have the right shapes."""
+    num_devices = checks.num_devices(cell)
+    key = jax.random.key(0)
+    try:
+        state = policy.init(cell)
+        context = random_context(key, cell, training)
+        first = jax.make_jaxpr(policy.select, return_shape=True)(key, state, context)
+        again = jax.make_jaxpr(policy.select)(key, state, context)
+    except Exception as error:  # whatever a user's function raises
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if "fcjax" not in frame.filename and "jax" not in frame.filename] or frames
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"{name} cannot be compiled: {type(error).__name__}: {reason} ({own[-1].filename}, line {own[-1].lineno})"
+        ) from error
+    jaxpr, shape = first
+    if not (isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[1], Decision)):
+        raise ValueError(f"{name} must return (state, fcjax.Decision), got {type(shape).__name__}")
+    new_state, decision = shape
+    per_device = (num_devices,)
+    fields = ("scheduled", per_device, bool), ("share", per_device, float), ("round_s", (), float)
+    for field, expected, kind in fields:
+        found = getattr(decision, field)
+        if found.shape != expected or (jnp.issubdtype(found.dtype, jnp.floating) != (kind is float)):
+            raise ValueError(f"{name}: {field} must be {kind.__name__} of shape {expected}, got {found}")
+    before, after = (jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), s) for s in (state, new_state))
+    if before != after:
+        raise ValueError(f"{name} must keep the structure of its state: it was {before}, and is {after} after a round")
+    same_constants = all(np.array_equal(a, b) for a, b in zip(jaxpr.consts, again.consts, strict=False))
+    if str(jaxpr) != str(again) or not same_constants:
+        raise ValueError(f"{name} is not a pure function: two calls with the same arguments differ")
+    return policy.select
+
+
+def _check_values(decision: Decision, contexts: RoundContext, name: str) -> None:
+    scheduled, share, round_s = (np.asarray(x) for x in (decision.scheduled, decision.share, decision.round_s))
+    total = share.sum(-1, dtype=np.float64)
+    tolerance = 1e-5 if share.dtype == np.float32 else 1e-9
+    usable = jnp.where(decision.share > 0, decision.share, 0)
+    true_s = np.asarray(jax.vmap(round_time)(decision.scheduled, usable, contexts.observation, contexts.cell))
+    with np.errstate(invalid="ignore"):
+        faults = {
+            "schedules nobody": ~scheduled.any(-1),
+            "gives shares that are not numbers": ~np.isfinite(share).all(-1),
+            "gives negative shares": (share < 0).any(-1),
+            "gives a share to a device that is not scheduled": ((share != 0) & ~scheduled).any(-1),
+            "schedules a device without a share": ((share == 0) & scheduled).any(-1),
+            "gives shares that do not sum to 1": ~(np.abs(total - 1) <= tolerance),
+            "gives a round time that is not the one of its shares": ~(np.abs(round_s - true_s) <= 1e-4 * true_s),
+        }
+    for fault, where in faults.items():
+        if where.any():
+            first = int(np.argmax(where))
+            raise ValueError(
+                f"{name} {fault}, in {where.sum()} of {len(where)} random rounds; in the first of them "
+                f"{scheduled[first].sum()} devices are scheduled, the shares sum to {total[first]:.6g}, and the round "
+                f"takes {true_s[first]:.6g} s (the policy says {round_s[first]:.6g} s)"
+            )
+
+
+def _check_repeats(
+    select: Any, policy: Policy, cell: Cell, contexts: RoundContext, keys: Array, decision: Decision, name: str
+) -> None:
+    alone = jax.jit(select)
+    for index in range(min(3, len(keys))):
+        _, again = alone(keys[index], policy.init(cell), jax.tree.map(lambda x, i=index: x[i], contexts))
+        same = np.array_equal(again.scheduled, decision.scheduled[index])
+        if not same or not np.allclose(again.share, decision.share[index], rtol=1e-3, atol=1e-6):
+            raise ValueError(f"{name} decides otherwise under jax.vmap than alone")
+
+
+def _check_labels(
+    every: Any, policy: Policy, cell: Cell, contexts: RoundContext, keys: Array, decision: Decision, name: str
+) -> None:
+    num_devices = checks.num_devices(cell)
+    order = np.random.default_rng(0).permutation(num_devices)
+
+    def relabelled(tree):
+        shape = lambda x: jnp.shape(x)[-1:] == (num_devices,)  # noqa: E731
+        return jax.tree.map(lambda x: jnp.asarray(x)[..., order] if shape(x) else x, tree)
+
+    _, other_keys = every(keys[::-1], policy.init(cell), contexts)
+    if np.array_equal(other_keys.scheduled, decision.scheduled):
+        _, other = every(keys, policy.init(relabelled(cell)), relabelled(contexts))
+        # Sums in another order round otherwise, which may turn a decision where two choices are equally good.
+        differs = np.any(other.scheduled != decision.scheduled[:, order], axis=-1)
+        if differs.mean() > 0.02:
+            raise ValueError(f"{name} depends on how devices are numbered, in {differs.sum()} of {len(differs)} rounds")
+        return
+    one = jax.tree.map(lambda x: jnp.broadcast_to(x[0], jnp.shape(x)), contexts)
+    _, before = every(keys, policy.init(cell), one)
+    _, after = every(keys, policy.init(relabelled(cell)), relabelled(one))
+    often, relabelled_often = (np.asarray(d.scheduled).mean(0) for d in (before, after))
+    deviation = np.sqrt(0.5 / len(keys))  # at most, of the difference of two frequencies
+    if np.max(np.abs(often[order] - relabelled_often)) > 5 * deviation:
+        raise ValueError(f"{name} depends on how devices are numbered: {often[order]} before, {relabelled_often} after")

@@ -1,0 +1,275 @@
+"""Does many runs in few programs, on all devices.
+
+Runs that differ in numbers only share one compiled program, whatever their policies. Workers take runs from a queue,
+advance them by some rounds at a time, and take the next ones when these have ended. On a CPU there is a worker for each
+core, with one run; an accelerator has one worker, with many runs side by side.
+
+All workers run the same instructions, made for a single device: a run gives the same bits alone, in a sweep, beside any
+other, and on any number of devices. (A program that XLA partitions over devices rounds otherwise.)
+"""
+
+import dataclasses
+import functools
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from fcjax import checks, results
+from fcjax.experiment import Experiment, most_rounds
+from fcjax.progress import Progress
+from fcjax.rounds import Record, State, Stop, as_decision
+from fcjax.simulate import advance, begin
+from fcjax.types import Policy, pytree
+
+SIDE_BY_SIDE = 64  # runs on an accelerator at a time
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """A run that is to be done."""
+
+    labels: dict[str, Any]  # what tells it from the others
+    policy: Policy
+    experiment: Experiment
+
+
+@dataclasses.dataclass
+class Clock:
+    """Where the time went."""
+
+    compile_s: float = 0.0
+    run_s: float = 0.0
+    num_programs: int = 0
+
+
+def execute(jobs: Sequence[Job], *, clock: Clock | None = None, progress: bool = False) -> Iterator[results.Finished]:
+    """Does the runs, and yields each when it is finished, in any order."""
+    clock = Clock() if clock is None else clock
+    num_finished = 0
+    with Progress(len(jobs), "runs", enabled=progress) as shown:
+        for group in _groups(jobs):
+            before = time.monotonic()
+            shown.begin("compiling", counts=False)
+            batch = shown.run(_Batch, group)
+            clock.num_programs += 1
+            clock.compile_s += time.monotonic() - before
+            before = time.monotonic()
+            shown.begin("running", counts=True)
+            for run in _work(batch, shown, num_finished):
+                num_finished += 1
+                yield run
+            clock.run_s += time.monotonic() - before
+
+
+def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Runs that one program can do: of the same shapes, but for how many samples a device has room for."""
+    groups: dict[Any, list[Job]] = {}
+    for job in jobs:
+        leaves, structure = jax.tree.flatten(job.experiment)
+        indices = job.experiment.data.indices
+        shapes = tuple(np.shape(leaf)[:1] if leaf is indices else np.shape(leaf) for leaf in leaves)
+        groups.setdefault((structure, shapes), []).append(job)
+    return list(groups.values())
+
+
+def _work(batch: "_Batch", shown: Progress, finished_before: int) -> Iterator[results.Finished]:
+    """Lets the workers of a batch do its runs, and shows how far they are."""
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for index in range(len(batch.jobs)):
+        waiting.put(index)
+    news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    stop = threading.Event()
+    threads = [
+        threading.Thread(target=batch.work, args=(device, waiting, news, stop), daemon=True) for device in batch.workers
+    ]
+    for thread in threads:
+        thread.start()
+    part = np.zeros(len(batch.jobs))
+    num_finished = 0
+    try:
+        while num_finished < len(batch.jobs):
+            try:
+                index, value = news.get(timeout=0.2)
+            except queue.Empty:
+                shown.tick()
+                continue
+            if isinstance(value, BaseException):
+                raise value
+            num_finished += isinstance(value, results.Finished)
+            part[index] = value if isinstance(value, float) else 1.0
+            shown.update(finished_before + part.sum(), finished_before + num_finished)
+            if isinstance(value, results.Finished):
+                yield value
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytree
+class _Slot:
+    """What distinguishes a run, as arrays."""
+
+    key: Any
+    policy_index: Any
+    policy_states: Any  # one for each policy in the program, of which policy_index tells the one that counts
+    own: Any  # the leaves of the experiment that are not shared
+    max_rounds: Any
+
+
+class _Batch:
+    """Runs that share a program, the program, and what its workers do."""
+
+    def __init__(self, jobs: Sequence[Job]):
+        self.jobs = jobs
+        devices = jax.devices()
+        accelerated = devices[0].platform != "cpu"
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        per_device = 1 if accelerated else max(1, cores // len(devices))
+        self.workers = (devices * per_device)[: len(jobs)]
+        self._num_slots = min(SIDE_BY_SIDE, -(-len(jobs) // len(self.workers))) if accelerated else 1
+
+        self._policies = list({job.policy.select: job.policy for job in jobs}.values())
+        room = max(job.experiment.data.indices.shape[1] for job in jobs)
+        experiments = [_with_room(job.experiment, room) for job in jobs]
+        leaves = [jax.tree.leaves(experiment) for experiment in experiments]
+        # What is one and the same object in all runs, such as the images, is there once.
+        is_shared = tuple(all(leaf is column[0] for leaf in column) for column in zip(*leaves, strict=True))
+        self._own = [[leaf for leaf, shared in zip(row, is_shared, strict=True) if not shared] for row in leaves]
+        shared = [leaf for leaf, shared in zip(leaves[0], is_shared, strict=True) if shared]
+        self._shared = {device: jax.device_put(shared, device) for device in set(self.workers)}
+
+        structure = jax.tree.structure(experiments[0])
+        selects = tuple(policy.select for policy in self._policies)
+        program = _program(structure, is_shared, selects, accelerated)
+        slots = _stack([self._slot(0)] * self._num_slots)
+        states = jax.eval_shape(jax.vmap(lambda slot: _begin(slot, shared, structure, is_shared)), slots)
+        self._blank = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), states)
+
+        def compiled(device: Any) -> Any:
+            fresh = np.ones(self._num_slots, bool)
+            placed = jax.device_put((slots, self._blank, fresh), device)
+            return program.lower(placed[0], self._shared[device], *placed[1:]).compile()
+
+        with ThreadPoolExecutor() as pool:
+            self._compiled = dict(zip(self._shared, pool.map(compiled, self._shared), strict=True))
+
+    def work(self, device: Any, waiting: queue.SimpleQueue, news: queue.SimpleQueue, stop: threading.Event) -> None:
+        """Puts one run after another through the slots of a worker, and tells how far they are."""
+        try:
+            self._work(device, waiting, news, stop)
+        except BaseException as error:  # to be raised where the caller is
+            news.put((0, error))
+
+    def _work(self, device: Any, waiting: queue.SimpleQueue, news: queue.SimpleQueue, stop: threading.Event) -> None:
+        inside = [_next(waiting) for _ in range(self._num_slots)]
+        slots = [self._slot(index or 0) for index in inside]
+        records: dict[int | None, list] = {index: [] for index in inside}
+        states = jax.device_put(self._blank, device)
+        fresh = np.ones(self._num_slots, bool)
+        while any(index is not None for index in inside) and not stop.is_set():
+            placed = jax.device_put(_stack(slots), device)
+            states, chunk = self._compiled[device](placed, self._shared[device], states, jax.device_put(fresh, device))
+            chunk = jax.tree.map(np.asarray, chunk)
+            why, elapsed_s = np.asarray(states.stop), np.asarray(states.elapsed_s)
+            fresh[:] = False
+            for slot, index in enumerate(inside):
+                if index is None:
+                    continue
+                records[index].append(jax.tree.map(lambda leaf, slot=slot: leaf[slot], chunk))
+                if why[slot] == Stop.NOT_YET:
+                    news.put((index, min(float(elapsed_s[slot]) / self.jobs[index].labels["budget_s"], 1.0)))
+                    continue
+                state = jax.tree.map(lambda leaf, slot=slot: leaf[slot], states)
+                news.put((index, results.finish(self.jobs[index].labels, records.pop(index), state)))
+                following = inside[slot] = _next(waiting)
+                if following is not None:
+                    records[following], slots[slot], fresh[slot] = [], self._slot(following), True
+
+    def _slot(self, index: int) -> _Slot:
+        job = self.jobs[index]
+        which = [policy.select for policy in self._policies].index(job.policy.select)
+        owners = [job.policy if i == which else policy for i, policy in enumerate(self._policies)]
+        return _Slot(
+            key=np.asarray(jax.random.key_data(jax.random.key(job.labels["seed"]))),
+            policy_index=np.int32(which),
+            policy_states=tuple(policy.init(job.experiment.cell) for policy in owners),
+            own=self._own[index],
+            max_rounds=np.int32(most_rounds(job.experiment)),
+        )
+
+
+def _next(waiting: queue.SimpleQueue) -> int | None:
+    try:
+        return waiting.get_nowait()
+    except queue.Empty:
+        return None
+
+
+def _stack(slots: Sequence[_Slot]) -> _Slot:
+    return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *slots)
+
+
+def _with_room(experiment: Experiment, room: int) -> Experiment:
+    """The same with rows of indices of a given length: what is appended is never drawn."""
+    indices = np.asarray(experiment.data.indices)
+    padded = np.pad(indices, ((0, 0), (0, room - indices.shape[1])), mode="edge")
+    return dataclasses.replace(experiment, data=experiment.data._replace(indices=padded))
+
+
+def _experiment(own: list, shared: list, structure: Any, is_shared: tuple[bool, ...]) -> Experiment:
+    own_leaves, shared_leaves = iter(own), iter(shared)
+    return jax.tree.unflatten(structure, [next(shared_leaves if s else own_leaves) for s in is_shared])
+
+
+def _begin(slot: _Slot, shared: list, structure: Any, is_shared: tuple[bool, ...]) -> State:
+    policy_state = slot.policy_index, slot.policy_states
+    return begin(jax.random.wrap_key_data(slot.key), policy_state, _experiment(slot.own, shared, structure, is_shared))
+
+
+@functools.cache
+def _program(structure: Any, is_shared: tuple[bool, ...], selects: tuple, side_by_side: bool) -> Any:
+    """A jitted function of slots, shared leaves, states and fresh marks: the states some rounds on, and records."""
+    select = any_of(selects)
+
+    def one(slot: _Slot, shared: list, state: State, fresh: Array) -> tuple[State, Record]:
+        state = lax.cond(fresh, lambda: _begin(slot, shared, structure, is_shared), lambda: state)
+        experiment = _experiment(slot.own, shared, structure, is_shared)
+        state, records = advance(jax.random.wrap_key_data(slot.key), state, experiment, select, slot.max_rounds)
+        full = (state.stop == Stop.NOT_YET) & (state.round_index >= slot.max_rounds)
+        return dataclasses.replace(state, stop=jnp.where(full, Stop.MAX_ROUNDS, state.stop)), records
+
+    def every(slots: _Slot, shared: list, states: State, fresh: Array) -> tuple[State, Record]:
+        each = lambda x: one(x[0], shared, x[1], x[2])  # noqa: E731
+        return (jax.vmap(each) if side_by_side else functools.partial(lax.map, each))((slots, states, fresh))
+
+    return jax.jit(every, donate_argnums=2)
+
+
+def any_of(selects: Sequence[Callable]) -> Callable:
+    """One `select` for several policies; its state holds the number of the one that decides, and all their states."""
+
+    def select(key, state, context):
+        which, states = state
+
+        def branch(index):
+            def decide(states):
+                new, decision = selects[index](key, states[index], context)
+                decision = as_decision(decision, checks.num_devices(context.cell))
+                return (*states[:index], new, *states[index + 1 :]), decision
+
+            return decide
+
+        states, decision = lax.switch(which, [branch(index) for index in range(len(selects))], states)
+        return (which, states), decision
+
+    return select

@@ -1,0 +1,189 @@
+"""Results of many runs: one labelled data set, a row for each run, and a file that any xarray reopens.
+
+The data set has the dimensions run, round and device. The settings of a run (policy, distribution, ...) are coordinates
+of `run`; histories are (run, round) or (run, round, device), and NaN where a run had no such round or device:
+
+    results = fcjax.results.load("histories.nc")
+    results.accuracy.groupby(["policy", "distribution"]).max(...)
+    results.accuracy.where(results.policy == "fc", drop=True)
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from fcjax.rounds import Record, State, Stop
+
+SETTINGS = ("dataset", "policy", "distribution", "radius_m", "phi", "seed", "devices", "budget_s")
+SUMMARY = (
+    "dataset",
+    "policy",
+    "distribution",
+    "radius_m",
+    "phi",
+    "seed",
+    "rounds",
+    "elapsed_s",
+    "mean_scheduled",
+    "mean_round_s",
+    "best_accuracy",
+    "tilde_accuracy",
+    "final_accuracy",
+    "devices",
+    "budget_s",
+)
+_ABOUT = {  # unit and meaning
+    "elapsed_s": ("s", "simulated time at the end of the round"),
+    "round_s": ("s", "how long the round took"),
+    "scheduled": ("1", "whether the device took part"),
+    "share": ("1", "part of the bandwidth"),
+    "gain": ("1", "true power gain of the channel"),
+    "compute_s": ("s", "true computation time"),
+    "accuracy": ("1", "fraction of the test set that the global model has right after the round"),
+    "loss": ("1", "loss of the global model on the test set"),
+    "tilde_accuracy": ("1", "accuracy of the model with the least loss reported so far"),
+    "tilde_loss": ("1", "loss of that model on the test set"),
+    "reported_loss": ("1", "loss of the model before the round, on the data of the scheduled devices"),
+    "rho": ("1", "estimated Lipschitz constant of the device's loss"),
+    "beta": ("1", "estimated smoothness of the device's loss"),
+    "delta": ("1", "estimated divergence of the device's gradient"),
+    "rounds": ("1", "rounds within the budget"),
+    "start_accuracy": ("1", "accuracy before the first round"),
+    "start_loss": ("1", "loss before the first round"),
+    "stop": ("1", "why the run ended"),
+    "radius_m": ("m", "radius of the cell"),
+    "budget_s": ("s", "time budget"),
+    "phi": ("1", "parameter of the policy, NaN where it has none"),
+    "devices": ("1", "number of devices"),
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Finished:
+    """A run that has ended."""
+
+    labels: dict[str, Any]
+    history: Record  # arrays of NumPy, as long as the run
+    start_accuracy: float
+    start_loss: float
+    stop: Stop
+
+
+def finish(labels: dict[str, Any], chunks: Sequence[Record], state: State) -> Finished:
+    """Joins the records of a run whose state is final."""
+    num_rounds = int(state.round_index)
+    history = jax.tree.map(lambda *parts: np.concatenate(parts)[:num_rounds], *chunks)
+    return Finished(labels, history, float(state.start.accuracy), float(state.start.loss), Stop(int(state.stop)))
+
+
+def to_dataset(runs: Sequence[Finished], about: Mapping[str, Any] | None = None) -> xr.Dataset:
+    """All runs as one data set, with units and with where they come from."""
+    num_rounds = max((run.history.round_s.size for run in runs), default=0)
+    num_devices = max((run.history.share.shape[1] for run in runs), default=0)
+    variables: dict[str, Any] = {}
+    for name in (field.name for field in dataclasses.fields(Record)):
+        histories = [getattr(run.history, name) for run in runs]
+        per_device = histories[0].ndim == 2
+        shape = (len(runs), num_rounds, num_devices) if per_device else (len(runs), num_rounds)
+        filled = np.full(shape, False if name == "scheduled" else np.nan, histories[0].dtype)
+        for row, history in zip(filled, histories, strict=True):
+            row[tuple(slice(size) for size in history.shape)] = history
+        variables[name] = (("run", "round", "device")[: filled.ndim], filled)
+    variables["rounds"] = ("run", np.array([run.history.round_s.size for run in runs], np.int32))
+    variables["start_accuracy"] = ("run", np.array([run.start_accuracy for run in runs], np.float32))
+    variables["start_loss"] = ("run", np.array([run.start_loss for run in runs], np.float32))
+    variables["stop"] = ("run", np.array([run.stop.name.lower() for run in runs]))
+    coordinates = {name: ("run", np.array([run.labels[name] for run in runs])) for name in SETTINGS}
+    dataset = xr.Dataset(variables, coordinates, {**provenance(), **(about or {})})
+    for name, (unit, meaning) in _ABOUT.items():
+        dataset[name].attrs.update(units=unit, long_name=meaning)
+    return dataset
+
+
+def summary(dataset: xr.Dataset) -> pd.DataFrame:
+    """A row for each run, with the columns `SUMMARY`; accuracies are fractions."""
+    happened = dataset.round_s.notnull()
+    any_round = dataset.rounds > 0
+    last = (dataset.rounds - 1).clip(min=0)
+
+    def at_the_end(name: str, before: Any) -> xr.DataArray:
+        values = dataset[name].isel(round=last) if dataset.sizes["round"] else before
+        return xr.where(any_round, values, before)
+
+    columns = {name: dataset[name] for name in SETTINGS} | {
+        "rounds": dataset.rounds,
+        "elapsed_s": at_the_end("elapsed_s", 0.0),
+        "mean_scheduled": dataset.scheduled.sum("device").where(happened).mean("round"),
+        "mean_round_s": dataset.round_s.mean("round"),
+        "best_accuracy": xr.where(any_round, dataset.accuracy.max("round"), dataset.start_accuracy),
+        "tilde_accuracy": at_the_end("tilde_accuracy", dataset.start_accuracy),
+        "final_accuracy": at_the_end("accuracy", dataset.start_accuracy),
+    }
+    return pd.DataFrame({name: np.asarray(columns[name]) for name in SUMMARY})
+
+
+def provenance() -> dict[str, str]:
+    """Versions, machine and revision, as a result carries them."""
+    packages = ("fcjax", "jax", "jaxlib", "numpy", "flax", "optax")
+    versions = {package: importlib.metadata.version(package) for package in packages}
+    return {
+        "versions": json.dumps(versions | {"python": platform.python_version()}),
+        "backend": f"{jax.default_backend()}, {jax.device_count()} device(s)",
+        "revision": _revision(),
+    }
+
+
+def _revision() -> str:
+    """The git revision of the package's folder, with "+" if there are changes beside it."""
+    folder = Path(__file__).parent
+    try:
+        head, changes = (
+            subprocess.run(["git", "-C", folder, *command], capture_output=True, text=True, check=True).stdout.strip()
+            for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "--", "."))
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + ("+" if changes else "")
+
+
+def save(dataset: xr.Dataset, path: str | os.PathLike) -> None:
+    """Writes a data set as netCDF, whole or not at all."""
+    write_whole(path, lambda part: dataset.to_netcdf(part, engine="scipy"))
+
+
+def load(path: str | os.PathLike) -> xr.Dataset:
+    """Reads what `save` wrote."""
+    with xr.open_dataset(path, engine="scipy") as dataset:
+        return dataset.load()
+
+
+def write_whole(path: str | os.PathLike, write: Any) -> None:
+    """Lets write(path) make a file beside the path that then takes its place, so that there is never half a file."""
+    path = Path(path)
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    os.close(handle)
+    try:
+        write(part)
+        os.chmod(part, 0o666 & ~_umask())
+        os.replace(part, path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

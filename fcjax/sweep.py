@@ -1,0 +1,156 @@
+"""Many runs: policies x distributions x radii x phi x budgets x numbers of devices x seeds, as one data set."""
+
+import dataclasses
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from fcjax import contract, data, policies, presets, results
+from fcjax.engine import Clock, Job, execute
+from fcjax.experiment import Experiment, check
+from fcjax.types import Policy
+
+
+def sweep(
+    policy: str | Sequence[str] | Mapping[str, Policy] = "fc",
+    *,
+    dataset: str | data.Dataset = "mnist",
+    distribution: str | Sequence[str] = "l1",
+    radius_m: float | Sequence[float] = 600.0,
+    phi: float | Sequence[float] = 0.05,
+    budget_s: float | Sequence[float] | None = None,
+    num_devices: int | Sequence[int] = 20,
+    seeds: int | Iterable[int] = 5,
+    preset: Callable[..., Experiment] = presets.shi2020,
+    progress: bool = False,
+) -> xr.Dataset:
+    """Runs every combination of what is given and returns all histories as one labelled data set.
+
+    Args:
+      policy: names as `fcjax.policies.by_name` reads them, or a mapping of names to policies.
+      dataset: a name that `fcjax.data.load` reads, or a data set.
+      distribution: of the data among devices: "iid", "l1", "l2", ..., "dir0.1", ...
+      radius_m: of the cell.
+      phi: for the policies that have it; the others run once.
+      budget_s: by default what the preset has.
+      num_devices: M.
+      seeds: how many, counted from 0, or which.
+      preset: makes an experiment of dataset, distribution, num_devices, radius_m, budget_s and seed. With
+        `functools.partial` it takes further settings.
+      progress: shows a bar with the remaining time.
+
+    Returns:
+      The histories, with dimensions run, round and device, and the settings as coordinates of run; see
+      `fcjax.results`. After Ctrl-C the runs that were finished by then, if any.
+    """
+    jobs = plan(
+        policy,
+        dataset=dataset,
+        distribution=distribution,
+        radius_m=radius_m,
+        phi=phi,
+        budget_s=budget_s,
+        num_devices=num_devices,
+        seeds=seeds,
+        preset=preset,
+    )
+    finished: list[results.Finished] = []
+    clock = Clock()
+    interrupted = False
+    try:
+        for run in execute(jobs, clock=clock, progress=progress):
+            finished.append(run)
+    except KeyboardInterrupt:
+        if not finished:
+            raise
+        interrupted = True
+        warnings.warn(f"interrupted: {len(finished)} of {len(jobs)} runs had finished and are kept", stacklevel=2)
+    order = {id(job.labels): index for index, job in enumerate(jobs)}
+    finished.sort(key=lambda run: order[id(run.labels)])
+    return results.to_dataset(finished, {"complete": int(not interrupted), **dataclasses.asdict(clock)})
+
+
+def plan(
+    policy: str | Sequence[str] | Mapping[str, Policy],
+    *,
+    dataset: str | data.Dataset,
+    distribution: str | Sequence[str],
+    radius_m: float | Sequence[float],
+    phi: float | Sequence[float],
+    budget_s: float | Sequence[float] | None,
+    num_devices: int | Sequence[int],
+    seeds: int | Iterable[int],
+    preset: Callable[..., Experiment],
+) -> list[Job]:
+    """All runs of a sweep, checked, before any of them begins."""
+    seeds = range(seeds) if isinstance(seeds, int) else list(seeds)
+    choices = [_several(x) for x in (distribution, radius_m, budget_s, num_devices)]
+    named = _policies(policy, _several(phi))
+    names = ("policy and phi", "distribution", "radius_m", "budget_s", "num_devices", "seeds")
+    for name, values in zip(names, ([entry[:2] for entry in named], *choices, seeds), strict=True):
+        if len(values) == 0:
+            raise ValueError(f"{name} must have at least one value")
+        # by text, because NaN does not equal itself
+        if len({str(value) for value in values}) < len(values):
+            raise ValueError(f"{name} has a value twice: {', '.join(map(str, values))}")
+    loaded = data.load(dataset) if isinstance(dataset, str) else dataset
+    jobs, checked = [], set()
+    for of_distribution, radius, budget, number in itertools.product(*choices):
+        experiments = [
+            preset(
+                loaded,
+                distribution=of_distribution,
+                num_devices=number,
+                radius_m=radius,
+                seed=seed,
+                **({} if budget is None else {"budget_s": budget}),
+            )
+            for seed in seeds
+        ]
+        for experiment in experiments:
+            check(experiment)
+        for name, phi_value, one in named:
+            for seed, experiment in zip(seeds, experiments, strict=True):
+                labels = {
+                    "dataset": loaded.name,
+                    "policy": name,
+                    "distribution": of_distribution,
+                    "radius_m": float(radius),
+                    "phi": phi_value,
+                    "seed": seed,
+                    "devices": int(number),
+                    "budget_s": float(np.asarray(experiment.training.budget_s)),
+                }
+                if name == "centralized":
+                    experiment = presets.centralised(experiment)
+                jobs.append(Job(labels, one, experiment))
+            one.init(experiment.cell)  # raises for what the cell does not have
+            if not policies.is_built_in(one) and one.select not in checked:
+                label = f"policy {name!r}"
+                contract.check_policy(one, experiment.cell, experiment.training, name=label, ignores_labels=False)
+                checked.add(one.select)
+    return jobs
+
+
+def _policies(
+    policy: str | Sequence[str] | Mapping[str, Policy], phis: Sequence[float]
+) -> list[tuple[str, float, Policy]]:
+    """Names, phi (NaN where the policy has none) and policies."""
+    if isinstance(policy, Mapping):
+        return [(name, float("nan"), one) for name, one in policy.items()]
+    named = []
+    for name in _several(policy):
+        factory = policies.factory_by_name(name)
+        if policies.takes_phi(factory):
+            named += [(name, float(phi), policies.by_name(name, phi=phi)) for phi in phis]
+        else:
+            named.append((name, float("nan"), policies.by_name(name)))
+    return named
+
+
+def _several(value: Any) -> list:
+    return [value] if value is None or isinstance(value, str | int | float | np.generic) else list(value)
