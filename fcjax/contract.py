@@ -1,5 +1,6 @@
 """What every policy owes the simulator. `check_policy` says what is wrong with one, before hours are spent on it."""
 
+import functools
 import traceback
 from typing import Any
 
@@ -41,16 +42,14 @@ def check_policy(
       seed: of the rounds.
     """
     training = Training() if training is None else training
-    select = _traceable(policy, cell, training, name)
-    every = jax.jit(jax.vmap(select, (0, None, 0)))
+    _check_traces(policy, cell, training, name)
     draws = jax.random.split(jax.random.key(seed), (2, num_rounds))
-    contexts = jax.vmap(lambda key: random_context(key, cell, training))(draws[0])
-    state = policy.init(cell)
-    _, decision = every(draws[1], state, contexts)
+    contexts = _random_contexts(draws[0], cell, training)
+    decision = _decide_all(policy.select, draws[1], policy.init(cell), contexts)
     _check_values(decision, contexts, name)
-    _check_repeats(select, policy, cell, contexts, draws[1], decision, name)
+    _check_repeats(policy, cell, contexts, draws[1], decision, name)
     if ignores_labels:
-        _check_labels(every, policy, cell, contexts, draws[1], decision, name)
+        _check_labels(policy, cell, contexts, draws[1], decision, name)
 
 
 def random_context(key: Array, cell: Cell, training: Training) -> RoundContext:
@@ -64,15 +63,34 @@ def random_context(key: Array, cell: Cell, training: Training) -> RoundContext:
     return RoundContext(observation, Estimates(rho, beta, delta), cell, training, elapsed_s, jnp.array(1))
 
 
-def _traceable(policy: Policy, cell: Cell, training: Training, name: str) -> Any:
-    """The policy's `select`, if JAX can trace it twice with the same outcome and its results have the right shapes."""
+@jax.jit
+def _random_contexts(keys: Array, cell: Cell, training: Training) -> RoundContext:
+    return jax.vmap(lambda key: random_context(key, cell, training))(keys)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _decide_all(select: Any, keys: Array, state: Any, contexts: RoundContext) -> Decision:
+    return jax.vmap(lambda key, context: select(key, state, context)[1])(keys, contexts)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _decide(select: Any, key: Array, state: Any, context: RoundContext) -> Decision:
+    return select(key, state, context)[1]
+
+
+_round_times = jax.jit(jax.vmap(lambda d, share, c: round_time(d.scheduled, share, c.observation, c.cell)))
+
+
+def _check_traces(policy: Policy, cell: Cell, training: Training, name: str) -> None:
+    """That JAX can trace it twice with the same outcome, and that its results have the right shapes."""
     num_devices = checks.num_devices(cell)
     key = jax.random.key(0)
     try:
         state = policy.init(cell)
         context = random_context(key, cell, training)
-        first = jax.make_jaxpr(policy.select, return_shape=True)(key, state, context)
-        again = jax.make_jaxpr(policy.select)(key, state, context)
+        # As functions of their own, because JAX remembers what it has traced.
+        first = jax.make_jaxpr(lambda *args: policy.select(*args), return_shape=True)(key, state, context)
+        again = jax.make_jaxpr(lambda *args: policy.select(*args))(key, state, context)
     except Exception as error:  # whatever a user's function raises
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if "fcjax" not in frame.filename and "jax" not in frame.filename] or frames
@@ -96,7 +114,6 @@ def _traceable(policy: Policy, cell: Cell, training: Training, name: str) -> Any
     same_constants = all(np.array_equal(a, b) for a, b in zip(jaxpr.consts, again.consts, strict=False))
     if str(jaxpr) != str(again) or not same_constants:
         raise ValueError(f"{name} is not a pure function: two calls with the same arguments differ")
-    return policy.select
 
 
 def _check_values(decision: Decision, contexts: RoundContext, name: str) -> None:
@@ -104,7 +121,7 @@ def _check_values(decision: Decision, contexts: RoundContext, name: str) -> None
     total = share.sum(-1, dtype=np.float64)
     tolerance = 1e-5 if share.dtype == np.float32 else 1e-9
     usable = jnp.where(decision.share > 0, decision.share, 0)
-    true_s = np.asarray(jax.vmap(round_time)(decision.scheduled, usable, contexts.observation, contexts.cell))
+    true_s = np.asarray(_round_times(decision, usable, contexts))
     with np.errstate(invalid="ignore"):
         faults = {
             "schedules nobody": ~scheduled.any(-1),
@@ -126,18 +143,18 @@ def _check_values(decision: Decision, contexts: RoundContext, name: str) -> None
 
 
 def _check_repeats(
-    select: Any, policy: Policy, cell: Cell, contexts: RoundContext, keys: Array, decision: Decision, name: str
+    policy: Policy, cell: Cell, contexts: RoundContext, keys: Array, decision: Decision, name: str
 ) -> None:
-    alone = jax.jit(select)
     for index in range(min(3, len(keys))):
-        _, again = alone(keys[index], policy.init(cell), jax.tree.map(lambda x, i=index: x[i], contexts))
-        same = np.array_equal(again.scheduled, decision.scheduled[index])
-        if not same or not np.allclose(again.share, decision.share[index], rtol=1e-3, atol=1e-6):
+        context = jax.tree.map(lambda x, i=index: x[i], contexts)
+        alone = _decide(policy.select, keys[index], policy.init(cell), context)
+        same = np.array_equal(alone.scheduled, decision.scheduled[index])
+        if not same or not np.allclose(alone.share, decision.share[index], rtol=1e-3, atol=1e-6):
             raise ValueError(f"{name} decides otherwise under jax.vmap than alone")
 
 
 def _check_labels(
-    every: Any, policy: Policy, cell: Cell, contexts: RoundContext, keys: Array, decision: Decision, name: str
+    policy: Policy, cell: Cell, contexts: RoundContext, keys: Array, decision: Decision, name: str
 ) -> None:
     num_devices = checks.num_devices(cell)
     order = np.random.default_rng(0).permutation(num_devices)
@@ -146,17 +163,17 @@ def _check_labels(
         shape = lambda x: jnp.shape(x)[-1:] == (num_devices,)  # noqa: E731
         return jax.tree.map(lambda x: jnp.asarray(x)[..., order] if shape(x) else x, tree)
 
-    _, other_keys = every(keys[::-1], policy.init(cell), contexts)
-    if np.array_equal(other_keys.scheduled, decision.scheduled):
-        _, other = every(keys, policy.init(relabelled(cell)), relabelled(contexts))
+    state, relabelled_state = policy.init(cell), policy.init(relabelled(cell))
+    if np.array_equal(_decide_all(policy.select, keys[::-1], state, contexts).scheduled, decision.scheduled):
+        other = _decide_all(policy.select, keys, relabelled_state, relabelled(contexts))
         # Sums in another order round otherwise, which may turn a decision where two choices are equally good.
         differs = np.any(other.scheduled != decision.scheduled[:, order], axis=-1)
         if differs.mean() > 0.02:
             raise ValueError(f"{name} depends on how devices are numbered, in {differs.sum()} of {len(differs)} rounds")
         return
     one = jax.tree.map(lambda x: jnp.broadcast_to(x[0], jnp.shape(x)), contexts)
-    _, before = every(keys, policy.init(cell), one)
-    _, after = every(keys, policy.init(relabelled(cell)), relabelled(one))
+    before = _decide_all(policy.select, keys, state, one)
+    after = _decide_all(policy.select, keys, relabelled_state, relabelled(one))
     often, relabelled_often = (np.asarray(d.scheduled).mean(0) for d in (before, after))
     deviation = np.sqrt(0.5 / len(keys))  # at most, of the difference of two frequencies
     if np.max(np.abs(often[order] - relabelled_often)) > 5 * deviation:

@@ -16,12 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import lax
 
 from fcjax import checks, results
 from fcjax.experiment import Experiment, most_rounds
@@ -29,6 +29,8 @@ from fcjax.progress import Progress
 from fcjax.rounds import Record, State, Stop, as_decision
 from fcjax.simulate import advance, begin
 from fcjax.types import Policy, pytree
+
+T = TypeVar("T")
 
 SIDE_BY_SIDE = 64  # runs on an accelerator at a time
 
@@ -120,8 +122,6 @@ class _Slot:
     """What distinguishes a run, as arrays."""
 
     key: Any
-    policy_index: Any
-    policy_states: Any  # one for each policy in the program, of which policy_index tells the one that counts
     own: Any  # the leaves of the experiment that are not shared
     max_rounds: Any
 
@@ -147,18 +147,13 @@ class _Batch:
         self._own = [[leaf for leaf, shared in zip(row, is_shared, strict=True) if not shared] for row in leaves]
         shared = [leaf for leaf, shared in zip(leaves[0], is_shared, strict=True) if shared]
         self._shared = {device: jax.device_put(shared, device) for device in set(self.workers)}
-
-        structure = jax.tree.structure(experiments[0])
+        self._join = functools.partial(_experiment, structure=jax.tree.structure(experiments[0]), is_shared=is_shared)
         selects = tuple(policy.select for policy in self._policies)
-        program = _program(structure, is_shared, selects, accelerated)
-        slots = _stack([self._slot(0)] * self._num_slots)
-        states = jax.eval_shape(jax.vmap(lambda slot: _begin(slot, shared, structure, is_shared)), slots)
-        self._blank = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), states)
+        program = _program(self._join.keywords["structure"], is_shared, selects, accelerated)
 
         def compiled(device: Any) -> Any:
-            fresh = np.ones(self._num_slots, bool)
-            placed = jax.device_put((slots, self._blank, fresh), device)
-            return program.lower(placed[0], self._shared[device], *placed[1:]).compile()
+            slots, states = (_stack([value] * self._num_slots) for value in self._begin(0, device))
+            return program.lower(*jax.device_put((slots, states), device), self._shared[device]).compile()
 
         with ThreadPoolExecutor() as pool:
             self._compiled = dict(zip(self._shared, pool.map(compiled, self._shared), strict=True))
@@ -172,16 +167,13 @@ class _Batch:
 
     def _work(self, device: Any, waiting: queue.SimpleQueue, news: queue.SimpleQueue, stop: threading.Event) -> None:
         inside = [_next(waiting) for _ in range(self._num_slots)]
-        slots = [self._slot(index or 0) for index in inside]
         records: dict[int | None, list] = {index: [] for index in inside}
-        states = jax.device_put(self._blank, device)
-        fresh = np.ones(self._num_slots, bool)
+        begun = [self._begin(index or 0, device) for index in inside]
+        slots, states = (jax.device_put(_stack(part), device) for part in zip(*begun, strict=True))
         while any(index is not None for index in inside) and not stop.is_set():
-            placed = jax.device_put(_stack(slots), device)
-            states, chunk = self._compiled[device](placed, self._shared[device], states, jax.device_put(fresh, device))
+            states, chunk = self._compiled[device](slots, states, self._shared[device])
             chunk = jax.tree.map(np.asarray, chunk)
             why, elapsed_s = np.asarray(states.stop), np.asarray(states.elapsed_s)
-            fresh[:] = False
             for slot, index in enumerate(inside):
                 if index is None:
                     continue
@@ -189,23 +181,24 @@ class _Batch:
                 if why[slot] == Stop.NOT_YET:
                     news.put((index, min(float(elapsed_s[slot]) / self.jobs[index].labels["budget_s"], 1.0)))
                     continue
-                state = jax.tree.map(lambda leaf, slot=slot: leaf[slot], states)
-                news.put((index, results.finish(self.jobs[index].labels, records.pop(index), state)))
+                ended = jax.tree.map(lambda leaf, slot=slot: leaf[slot], states)
+                news.put((index, results.finish(self.jobs[index].labels, records.pop(index), ended)))
                 following = inside[slot] = _next(waiting)
                 if following is not None:
-                    records[following], slots[slot], fresh[slot] = [], self._slot(following), True
+                    records[following] = []
+                    put = lambda all_, new, slot=slot: all_.at[slot].set(new)  # noqa: E731
+                    slots, states = jax.tree.map(put, (slots, states), self._begin(following, device))
 
-    def _slot(self, index: int) -> _Slot:
+    def _begin(self, index: int, device: Any) -> tuple[_Slot, State]:
+        """A run before its first round."""
         job = self.jobs[index]
         which = [policy.select for policy in self._policies].index(job.policy.select)
         owners = [job.policy if i == which else policy for i, policy in enumerate(self._policies)]
-        return _Slot(
-            key=np.asarray(jax.random.key_data(jax.random.key(job.labels["seed"]))),
-            policy_index=np.int32(which),
-            policy_states=tuple(policy.init(job.experiment.cell) for policy in owners),
-            own=self._own[index],
-            max_rounds=np.int32(most_rounds(job.experiment)),
-        )
+        # One state for each policy in the program, and the number of the one that decides.
+        policy_state = np.int32(which), tuple(policy.init(job.experiment.cell) for policy in owners)
+        key = jax.device_put(jax.random.key(job.labels["seed"]), device)
+        state = begin(key, policy_state, self._join(self._own[index], self._shared[device]))
+        return _Slot(jax.random.key_data(key), self._own[index], np.int32(most_rounds(job.experiment))), state
 
 
 def _next(waiting: queue.SimpleQueue) -> int | None:
@@ -215,8 +208,8 @@ def _next(waiting: queue.SimpleQueue) -> int | None:
         return None
 
 
-def _stack(slots: Sequence[_Slot]) -> _Slot:
-    return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *slots)
+def _stack(trees: Sequence[T]) -> T:
+    return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *trees)
 
 
 def _with_room(experiment: Experiment, room: int) -> Experiment:
@@ -231,28 +224,22 @@ def _experiment(own: list, shared: list, structure: Any, is_shared: tuple[bool, 
     return jax.tree.unflatten(structure, [next(shared_leaves if s else own_leaves) for s in is_shared])
 
 
-def _begin(slot: _Slot, shared: list, structure: Any, is_shared: tuple[bool, ...]) -> State:
-    policy_state = slot.policy_index, slot.policy_states
-    return begin(jax.random.wrap_key_data(slot.key), policy_state, _experiment(slot.own, shared, structure, is_shared))
-
-
 @functools.cache
 def _program(structure: Any, is_shared: tuple[bool, ...], selects: tuple, side_by_side: bool) -> Any:
-    """A jitted function of slots, shared leaves, states and fresh marks: the states some rounds on, and records."""
+    """A jitted function of slots, states and shared leaves: the states some rounds on, and the records of these."""
     select = any_of(selects)
 
-    def one(slot: _Slot, shared: list, state: State, fresh: Array) -> tuple[State, Record]:
-        state = lax.cond(fresh, lambda: _begin(slot, shared, structure, is_shared), lambda: state)
+    def one(slot: _Slot, state: State, shared: list) -> tuple[State, Record]:
         experiment = _experiment(slot.own, shared, structure, is_shared)
         state, records = advance(jax.random.wrap_key_data(slot.key), state, experiment, select, slot.max_rounds)
         full = (state.stop == Stop.NOT_YET) & (state.round_index >= slot.max_rounds)
         return dataclasses.replace(state, stop=jnp.where(full, Stop.MAX_ROUNDS, state.stop)), records
 
-    def every(slots: _Slot, shared: list, states: State, fresh: Array) -> tuple[State, Record]:
-        each = lambda x: one(x[0], shared, x[1], x[2])  # noqa: E731
-        return (jax.vmap(each) if side_by_side else functools.partial(lax.map, each))((slots, states, fresh))
+    def every(slots: _Slot, states: State, shared: list) -> tuple[State, Record]:
+        each = lambda run: one(run[0], run[1], shared)  # noqa: E731
+        return (jax.vmap(each) if side_by_side else functools.partial(lax.map, each))((slots, states))
 
-    return jax.jit(every, donate_argnums=2)
+    return jax.jit(every, donate_argnums=1)
 
 
 def any_of(selects: Sequence[Callable]) -> Callable:

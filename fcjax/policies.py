@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -229,7 +229,14 @@ def factory_by_name(name: str) -> Callable[..., Policy]:
 
 
 def takes_phi(factory: Callable[..., Policy]) -> bool:
-    return "phi" in inspect.signature(factory).parameters
+    return "phi" in _parameters(factory)
+
+
+def _parameters(factory: Callable[..., Policy]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(factory).parameters
+    except ValueError:  # some built-in functions have none to look at
+        return {}
 
 
 def is_built_in(policy: Policy) -> bool:
@@ -265,7 +272,7 @@ def _of_user(name: str) -> Callable[..., Policy]:
         )
     required = [
         parameter.name
-        for parameter in inspect.signature(found).parameters.values()
+        for parameter in _parameters(found).values()
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         and parameter.name != "phi"

@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from fcjax import checks, keys, latency, learning, radio
 from fcjax.bandwidth import round_time
 from fcjax.experiment import Experiment
-from fcjax.models import Params
+from fcjax.models import Model, Params
 from fcjax.types import Cell, Decision, Estimates, Observation, RoundContext, Training, pytree
 
 
@@ -127,7 +127,9 @@ def simulate_round(key: Array, state: State, experiment: Experiment, select: Any
             elapsed_s=elapsed_s,
             start=state.start,
             params=trained.params,
-            score=evaluate(trained.params, experiment),
+            score=evaluate(
+                trained.params, experiment.model, jnp.asarray(experiment.test_x), jnp.asarray(experiment.test_y)
+            ),
             tilde_params=keep(state.params, state.tilde_params),
             tilde_score=keep(state.score, state.tilde_score),
             tilde_reported_loss=keep(reported_loss, state.tilde_reported_loss),
@@ -196,11 +198,10 @@ def misjudge(key: Array, truth: Observation, error: ArrayLike) -> Observation:
     )
 
 
-def evaluate(params: Params, experiment: Experiment) -> Score:
-    x, y = jnp.asarray(experiment.test_x), jnp.asarray(experiment.test_y)
+def evaluate(params: Params, model: Model, x: Array, y: Array) -> Score:
     return Score(
-        accuracy=jnp.mean(experiment.model.correct(params, x, y), dtype=float),
-        loss=as_float(experiment.model.loss(params, x, y)),
+        accuracy=jnp.mean(model.correct(params, x, y), dtype=float),
+        loss=as_float(model.loss(params, x, y)),
     )
 
 

@@ -10,7 +10,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from fcjax.experiment import Experiment, check, most_rounds
-from fcjax.models import Params
+from fcjax.models import Model, Params
 from fcjax.rounds import Record, Score, State, Stop, as_float, evaluate, no_record, simulate_round
 from fcjax.types import Policy, pytree
 
@@ -51,15 +51,15 @@ def simulate(key: Array, policy: Policy, experiment: Experiment, *, max_rounds: 
         max_rounds = most_rounds(experiment)
     elif max_rounds < 1:
         raise ValueError(f"max_rounds must be 1 or more, got {max_rounds}")
-    return _simulate(key, policy.init(experiment.cell), experiment, policy.select, max_rounds)
+    first = begin(key, policy.init(experiment.cell), experiment)
+    return _simulate(key, first, experiment, policy.select, max_rounds)
 
 
 CHUNK = 16  # rounds between two looks at whether all are done
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
-def _simulate(key: Array, policy_state: Any, experiment: Experiment, select: Any, max_rounds: int) -> Run:
-    first = begin(key, policy_state, experiment)
+def _simulate(key: Array, first: State, experiment: Experiment, select: Any, max_rounds: int) -> Run:
     num_chunks = -(-max_rounds // CHUNK)
     room = num_chunks * CHUNK
     nothing = no_record(jnp.shape(experiment.cell.power_w)[0])
@@ -87,8 +87,7 @@ def _simulate(key: Array, policy_state: Any, experiment: Experiment, select: Any
 
 def begin(key: Array, policy_state: Any, experiment: Experiment) -> State:
     """Steps 1 and 2 of Alg. 3."""
-    params = experiment.model.init(jax.random.split(key)[0])
-    score = evaluate(params, experiment)
+    params, score = _first_model(key, experiment.model, experiment.test_x, experiment.test_y)
     return State(
         round_index=jnp.array(0),
         elapsed_s=jnp.zeros(()),
@@ -102,6 +101,13 @@ def begin(key: Array, policy_state: Any, experiment: Experiment) -> State:
         policy=policy_state,
         stop=jnp.array(Stop.NOT_YET),
     )
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _first_model(key: Array, model: Model, test_x: Array, test_y: Array) -> tuple[Params, Score]:
+    """Compiled by itself, once for all that trains this model."""
+    params = model.init(jax.random.split(key)[0])
+    return params, evaluate(params, model, test_x, test_y)
 
 
 def advance(

@@ -105,3 +105,42 @@ def bound(n, k, *, rho, beta, delta, num_samples, learning_rate, local_steps, ph
         "penalty": b,
         "bound": eps0 + floor,
     }
+
+
+def objective(n, round_s, *, budget_s, **convergence):
+    """P4 with K = floor(T/t), inf if K is 0."""
+    num_rounds = math.floor(budget_s / round_s)
+    return bound(n, num_rounds, **convergence)["bound"] if num_rounds else math.inf
+
+
+def greedy_schedule(world, *, stop_at=None, **settings):
+    """Alg. 2, line by line: the set, by SciPy's round times. With `stop_at`, without steps 8 and 9, up to that number.
+
+    `world` are the arrays and numbers that `round_time` takes; `settings` go to `objective`.
+    """
+    arrays = {name: world[name] for name in ("gain", "compute_s", "power_w")}
+    cell = {name: value for name, value in world.items() if name not in arrays}
+
+    def time_s(members):
+        return round_time(**{name: value[list(members)] for name, value in arrays.items()}, **cell)
+
+    remaining, chosen = set(range(len(world["gain"]))), []
+    x = min(sorted(remaining), key=lambda i: time_s([i]))
+    remaining.remove(x)
+    chosen.append(x)
+    c = objective(1, time_s(chosen), **settings) if stop_at is None else 0.0
+    while remaining and len(chosen) != stop_at:
+        x = min(sorted(remaining), key=lambda i: time_s([*chosen, i]))
+        c_new = objective(len(chosen) + 1, time_s([*chosen, x]), **settings) if stop_at is None else 0.0
+        if c_new > c:
+            break
+        remaining.remove(x)
+        chosen.append(x)
+        c = c_new
+    return set(chosen)
+
+
+def exact_schedule(world, **settings):
+    """The least objective of P4 over all subsets, by enumeration, and the subset."""
+    fastest = best_subsets(**world)
+    return min((objective(len(subset), time_s, **settings), set(subset)) for time_s, subset in fastest)

@@ -1,0 +1,160 @@
+"""Trains under scheduling policies within a budget of simulated time, and compares what accuracy they reach.
+
+Every option with several values is swept: all combinations are run, with all seeds, on the same random channels, data
+and mini-batches. Writes to OUT
+  summary.csv      a row for each run
+  histories.nc     every round of every run; xarray.open_dataset reads it
+  accuracy.png     accuracy against simulated time, with 95% intervals over seeds (and .pdf)
+  rounds.png       scheduled devices, round time and estimates (and .pdf)
+"""
+
+import argparse
+import os
+import sys
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+
+EXAMPLES = """examples:
+  python experiments/sweep.py --phi 0.05
+  python experiments/sweep.py --policy fc rd pf cs-l cs-h as-l as-h --distribution l1 l2 iid
+  python experiments/sweep.py --phi 0.005 0.05 0.5 5 --radius 200 600 1000 --seeds 3
+  python experiments/sweep.py --dataset cifar10 --policy fc fixed-5 fixed-10 --distribution l2
+  python experiments/sweep.py --policy fc my_file:my_policy     # your own, from my_file.py
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    several = {"nargs": "+", "metavar": "X"}
+    p.add_argument("--phi", type=float, default=[0.05], **several, help="of the policies that have it (default: 0.05)")
+    p.add_argument(
+        "--policy",
+        default=["fc"],
+        **several,
+        help="fc, exact, fixed-N, rd, pf, cs-l, cs-h, as-l, as-h, centralized, my_file:my_policy (default: fc)",
+    )
+    p.add_argument("--dataset", default="mnist", help="mnist, cifar10, fashion_mnist, ... (default: mnist)")
+    p.add_argument("--distribution", default=["l1"], **several, help="iid, l1, l2, ..., dir0.1, ... (default: l1)")
+    p.add_argument("--radius", type=float, default=[600.0], **several, help="of the cell, in m (default: 600)")
+    p.add_argument("--devices", type=int, default=[20], **several, help="in the cell (default: 20)")
+    p.add_argument("--budget", type=float, **several, help="simulated s (default: 60, on CIFAR-10 200)")
+    p.add_argument("--seeds", type=int, default=5, metavar="N", help="number of seeds (default: 5)")
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="the first of them (default: 0)")
+    p.add_argument(
+        "--observation-error",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="relative error of what the base station sees of channels and computation times (default: 0)",
+    )
+    p.add_argument("--out", type=Path, default=Path("out/sweep"), help="folder for the results (default: %(default)s)")
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    start = time.monotonic()
+    args = parser().parse_args(argv)
+    sys.path.insert(0, os.getcwd())  # where a user's policy is
+    try:
+        writable(args.out)
+        if args.seeds < 1 or not 0 <= args.seed < 2**31 - args.seeds:
+            raise ValueError(f"--seeds must be 1 or more and --seed 0 or more, got {args.seeds} and {args.seed}")
+        import fcjax  # after --help and the cheapest errors: it takes seconds
+
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+            results = fcjax.sweep(
+                args.policy,
+                dataset=args.dataset,
+                distribution=args.distribution,
+                radius_m=args.radius,
+                phi=args.phi,
+                budget_s=args.budget,
+                num_devices=args.devices,
+                seeds=range(args.seed, args.seed + args.seeds),
+                preset=partial(fcjax.presets.shi2020, observation_error=args.observation_error),
+                progress=True,
+            )
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted before a run was finished: nothing was written", file=sys.stderr)
+        return 130
+    results.attrs["command"] = " ".join(["python experiments/sweep.py", *(sys.argv[1:] if argv is None else argv)])
+    summary = write(results, args.out)
+    print(table(summary))
+    spent = f"compiling {results.compile_s:.1f} s, running {results.run_s:.1f} s"
+    print(f"\n{len(summary)} runs in {time.monotonic() - start:.1f} s ({spent}); written to {args.out}/")
+    bad = summary[results.stop.values == "bad_decision"]
+    if len(bad):
+        print(f"error: impossible decisions ended these runs early:\n{bad.to_string(index=False)}", file=sys.stderr)
+        return 2
+    return 0 if results.complete else 130
+
+
+def writable(folder: Path) -> None:
+    """Raises OSError for a folder that results cannot be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise OSError(f"results cannot be written to {folder}: {error.strerror}; choose another with --out") from error
+
+
+def write(results, out: Path):
+    """Writes all files of a sweep, each of them whole, and returns the summary."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from fcjax import plots
+    from fcjax.results import save, summary, write_whole
+
+    rows = summary(results)
+    save(results, out / "histories.nc")
+    text = rows.to_csv(index=False, float_format="%.7g", na_rep="nan")
+    write_whole(out / "summary.csv", lambda part: Path(part).write_text(text))
+    for draw in (plots.accuracy, plots.rounds):
+        figure = draw(results)
+        write_whole(out / f"{draw.__name__}.png", figure.savefig)
+        write_whole(out / f"{draw.__name__}.pdf", partial(figure.savefig, metadata={"CreationDate": None}))
+    return rows
+
+
+def table(rows) -> str:
+    """Means over seeds with 95% intervals, a line for each combination of settings."""
+    from fcjax.plots import interval
+
+    cell = ["dataset", "policy", "distribution", "radius_m", "phi", "devices", "budget_s"]
+    shown = {
+        "best_accuracy": ("best accuracy (%)", 100, 2),
+        "tilde_accuracy": ("w~ accuracy (%)", 100, 2),
+        "final_accuracy": ("final accuracy (%)", 100, 2),
+        "mean_scheduled": ("scheduled", 1, 2),
+        "mean_round_s": ("round (s)", 1, 3),
+        "rounds": ("rounds", 1, 1),
+    }
+    lines = [
+        ["policy", "distribution", "R (m)", "phi", "M", "T (s)", "seeds", *(name for name, _, _ in shown.values())]
+    ]
+    for (_, policy, distribution, radius_m, phi, devices, budget_s), runs in rows.groupby(
+        cell, sort=False, dropna=False
+    ):
+        line = [policy, distribution, f"{radius_m:g}", "-" if phi != phi else f"{phi:g}", devices, f"{budget_s:g}"]
+        line.append(len(runs))
+        for column, (_, scale, digits) in shown.items():
+            mean, half = interval(scale * runs[column].to_numpy(float))
+            line.append(f"{mean:.{digits}f}" + ("" if half != half else f" ± {half:.{digits}f}"))
+        lines.append([str(entry) for entry in line])
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join("  ".join(entry.rjust(w) for entry, w in zip(line, widths, strict=True)) for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

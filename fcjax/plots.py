@@ -1,0 +1,172 @@
+"""Pictures of a sweep: accuracy against simulated time, and what happened in the rounds.
+
+Lines are means over seeds and bands their 95% intervals. There is one panel for each setting of the cell and the data,
+and in it one line for each policy, and for each phi if there are several.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy import stats
+
+# Okabe and Ito's palette, whose colours also differ for colour-blind eyes.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+_LINES = ("-", "--", ":", "-.")
+_STYLE: Any = {
+    "font.size": 9,
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.4,
+    "legend.frameon": False,
+    "figure.dpi": 160,
+}
+_PANELS = ("distribution", "radius_m", "devices", "budget_s")
+_ROUNDS = (
+    ("scheduled", "scheduled devices"),
+    ("round_s", "round time (s)"),
+    ("rho", r"mean estimated $\rho$"),
+    ("beta", r"mean estimated $\beta$"),
+    ("delta", r"mean estimated $\delta$"),
+)
+
+
+def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and half width of its 95% interval (Student's t) along the first axis; NaN is left out.
+
+    The half width is NaN where there are fewer than two values.
+    """
+    count = np.sum(~np.isnan(values), axis=0)
+    some = np.maximum(count, 1)
+    mean = np.where(count > 0, np.nansum(values, axis=0) / some, np.nan)
+    squares = np.nansum((values - mean) ** 2, axis=0)
+    variance = squares / np.maximum(count - 1, 1)
+    half = stats.t.ppf(0.975, np.maximum(count - 1, 1)) * np.sqrt(variance / some)
+    return mean, np.where(count > 1, half, np.nan)
+
+
+def accuracy(results: xr.Dataset) -> Figure:
+    """Test accuracy of the global model against simulated time."""
+    panels = list(_panels(results))
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    with plt.rc_context(_STYLE):
+        size = (1.2 + 3.4 * columns, 0.9 + 2.6 * rows)
+        figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, sharey=True, layout="constrained")
+        for axes in grid.ravel()[len(panels) :]:
+            axes.set_visible(False)
+        for axes, (title, runs) in zip(grid.ravel(), panels, strict=False):
+            axes.set_title(title)
+            axes.set(xlabel="simulated time (s)", ylim=(0, 1))
+            for style, line in _lines(results, runs):
+                times = np.linspace(0, float(line.budget_s[0]), 201)
+                _draw(axes, times, np.stack([_held(run, times) for _, run in line.groupby("run")]), style)
+        for axes in grid[:, 0]:
+            axes.set_ylabel("test accuracy")
+        _legend(figure, grid)
+    return figure
+
+
+def rounds(results: xr.Dataset) -> Figure:
+    """Scheduled devices, round time and estimates against simulated time, in means over spans of it."""
+    panels = list(_panels(results))
+    shape = (2, 3) if len(panels) == 1 else (len(_ROUNDS), len(panels))
+    with plt.rc_context(_STYLE):
+        size = (1.2 + 3.0 * shape[1], 0.9 + 1.9 * shape[0])
+        share = {"sharex": True} if len(panels) == 1 else {"sharex": "col", "sharey": "row"}
+        figure, grid = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained", **share)
+        if len(panels) == 1:
+            grid[-1, -1].set_visible(False)
+            lowest = [grid[-1, 0], grid[-1, 1], grid[0, 2]]
+            grid = grid.reshape(-1, 1)[: len(_ROUNDS)]
+            figure.suptitle(panels[0][0])
+        else:
+            lowest = grid[-1]
+            for axes, (title, _) in zip(grid[0], panels, strict=True):
+                axes.set_title(title)
+        for axes in lowest:
+            axes.set_xlabel("simulated time (s)")
+            axes.tick_params(labelbottom=True)
+        for column, (_, runs) in zip(grid.T, panels, strict=True):
+            for style, line in _lines(results, runs):
+                edges = np.linspace(0, float(line.budget_s[0]), 31)
+                for axes, (name, _) in zip(column, _ROUNDS, strict=True):
+                    spans = np.stack([_in_spans(run, name, edges) for _, run in line.groupby("run")])
+                    _draw(axes, (edges[1:] + edges[:-1]) / 2, spans, style)
+        for axes, (_, label) in zip(grid[:, 0], _ROUNDS, strict=True):
+            axes.set_ylabel(label)
+        _legend(figure, grid)
+    return figure
+
+
+def _panels(results: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
+    """The settings of cell and data that occur, with a title that says in what they differ."""
+    settings = list(zip(*(results[name].values.tolist() for name in _PANELS), strict=True))
+    for setting in dict.fromkeys(settings):
+        distribution, radius_m, devices, budget_s = setting
+        title = [f"{results.dataset.values[0]}, {distribution}, R = {radius_m:g} m"]
+        if len({s[2] for s in settings}) > 1:
+            title.append(f"M = {devices}")
+        if len({s[3] for s in settings}) > 1:
+            title.append(f"T = {budget_s:g} s")
+        yield ", ".join(title), results.isel(run=[s == setting for s in settings])
+
+
+def _lines(results: xr.Dataset, runs: xr.Dataset) -> Iterator[tuple[dict[str, Any], xr.Dataset]]:
+    """The policies of a panel, each with its colour, line and name, the same in all panels."""
+    names = list(dict.fromkeys(results.policy.values.tolist()))
+    phis = list(dict.fromkeys(str(phi) for phi in results.phi.values.tolist() if not np.isnan(phi)))
+    several = len(phis) > 1
+    labels = list(zip(runs.policy.values.tolist(), map(str, runs.phi.values.tolist()), strict=True))
+    for label in dict.fromkeys(labels):
+        name, phi = label
+        number = phis.index(phi) if phi in phis else 0
+        # One policy with several phi is told apart by colour, several policies by colour and phi by the line.
+        colour = names.index(name) if len(names) > 1 or not several else number
+        style = {
+            "color": _COLOURS[colour % len(_COLOURS)],
+            "linestyle": _LINES[(number if len(names) > 1 and several else colour // len(_COLOURS)) % len(_LINES)],
+            "zorder": 3 - colour / 100,  # the first on top
+            "label": rf"{name}, $\varphi$ = {float(phi):g}" if several and phi in phis else name,
+        }
+        yield style, runs.isel(run=[other == label for other in labels])
+
+
+def _draw(axes: Axes, x: np.ndarray, values: np.ndarray, style: dict[str, Any]) -> None:
+    mean, half = interval(values)
+    axes.plot(x, mean, **style)
+    axes.fill_between(x, mean - half, mean + half, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _legend(figure: Figure, grid: np.ndarray) -> None:
+    handles = {label: h for axes in grid.ravel() for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    columns = max(1, int(figure.get_figwidth() / 1.3))
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(columns, len(handles)))
+
+
+def _held(run: xr.Dataset, times: np.ndarray) -> np.ndarray:
+    """The accuracy at given times: each round's is held until the next round ends."""
+    run = run.squeeze("run")
+    num_rounds = int(run.rounds)
+    values = np.concatenate([[float(run.start_accuracy)], run.accuracy.values[:num_rounds]])
+    return values[np.searchsorted(run.elapsed_s.values[:num_rounds], times, side="right")]
+
+
+def _in_spans(run: xr.Dataset, name: str, edges: np.ndarray) -> np.ndarray:
+    """The mean over the rounds that end in each span of time, NaN where none does."""
+    run = run.squeeze("run")
+    num_rounds = int(run.rounds)
+    values = run[name].values[:num_rounds].astype(float)
+    if values.ndim == 2:
+        values = values.sum(1) if name == "scheduled" else np.nanmean(values, axis=1)
+    span = np.clip(np.searchsorted(edges, run.elapsed_s.values[:num_rounds]) - 1, 0, len(edges) - 2)
+    count = np.bincount(span, minlength=len(edges) - 1)
+    total = np.bincount(span, values, minlength=len(edges) - 1)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)

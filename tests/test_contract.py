@@ -1,0 +1,120 @@
+"""One suite for all policies, the built-in ones and those that users write; and that it finds what is wrong."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+import fcjax
+from fcjax import policies
+
+NAMES = ("fc", "exact", "fixed-4", "rd", "pf", "cs-l", "cs-h", "as-l", "as-h", "centralized")
+CELL = fcjax.presets.shi2020(
+    fcjax.data.synthetic.classification(6000, 10, num_features=8, num_labels=10), distribution="iid"
+).cell
+
+
+def round_robin(n=3):
+    """A user's policy with a state: who is next."""
+
+    def select(key, following, context):
+        num_devices = context.observation.gain.size
+        scheduled = (jnp.arange(num_devices) - following) % num_devices < n
+        decision = fcjax.allocate(scheduled, context.observation, context.cell)
+        return (following + n) % num_devices, decision
+
+    return fcjax.Policy(lambda cell: jnp.array(0), select)
+
+
+def best_half():
+    """A user's policy without one."""
+
+    def select(key, state, context):
+        gain = context.observation.gain
+        return state, fcjax.allocate(gain >= jnp.median(gain), context.observation, context.cell)
+
+    return fcjax.Policy(lambda cell: (), select)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_built_in_policies(name):
+    fcjax.check_policy(policies.by_name(name), CELL, name=name)
+
+
+def test_unequal_devices():
+    spread = np.geomspace(0.5, 2, 20).astype(np.float32)
+    cell = fcjax.Cell(20e6, 10**-20.4, 0.01 * spread, 1.6e6 * spread, sample_floor_s=5e-4 / spread)
+    training = fcjax.Training(num_samples=3000 * spread)
+    fcjax.check_policy(policies.fast_converge(), cell, training)
+
+
+def test_users_policies():
+    fcjax.check_policy(best_half(), CELL)
+    in_turns = round_robin()
+    fcjax.check_policy(in_turns, CELL, ignores_labels=False)
+    with pytest.raises(ValueError, match="depends on how devices are numbered"):
+        fcjax.check_policy(in_turns, CELL)
+
+
+def deciding(change):
+    """A policy whose decision is spoilt."""
+
+    def select(key, state, context):
+        good = fcjax.allocate(context.observation.gain > 0, context.observation, context.cell)
+        return change(key, state, good, context)
+
+    return fcjax.Policy(lambda cell: jnp.zeros(2), select)
+
+
+def decision(good, **fields):
+    return fcjax.Decision(**{"scheduled": good.scheduled, "share": good.share, "round_s": good.round_s} | fields)
+
+
+FAULTS = {
+    "schedules nobody, in 256 of 256": lambda k, s, good, c: (s, decision(good, scheduled=good.scheduled & False)),
+    "shares that are not numbers": lambda k, s, good, c: (s, decision(good, share=good.share * jnp.nan)),
+    "negative shares": lambda k, s, good, c: (s, decision(good, share=good.share - 0.5)),
+    "a share to a device that is not": lambda k, s, good, c: (
+        s,
+        decision(good, scheduled=good.scheduled & (good.share < good.share.max())),
+    ),
+    "schedules a device without a share": lambda k, s, good, c: (
+        s,
+        decision(good, share=jnp.where(good.share < good.share.max(), good.share, 0)),
+    ),
+    "do not sum to 1": lambda k, s, good, c: (s, decision(good, share=good.share * 1.0001)),
+    "a round time that is not the one of its shares": lambda k, s, good, c: (
+        s,
+        decision(good, round_s=good.round_s / 2),
+    ),
+    "must return": lambda k, s, good, c: good,
+    "scheduled must be bool of shape": lambda k, s, good, c: (s, decision(good, scheduled=good.share)),
+    "share must be float of shape": lambda k, s, good, c: (s, decision(good, share=good.share[:3])),
+    "must keep the structure of its state": lambda k, s, good, c: (s[:1], good),
+    "cannot be compiled: TracerBoolConversionError": lambda k, s, good, c: (s, good) if good.round_s > 1 else (s, None),
+    "cannot be compiled: AttributeError: .*test_contract.py, line": lambda k, s, good, c: (s, good.shares),
+    "is not a pure function": lambda k, s, good, c: (s + np.random.random(), good),  # noqa: NPY002
+}
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_faults_are_found(message):
+    with pytest.raises(ValueError, match=f"mine.*{message}"):
+        fcjax.check_policy(deciding(FAULTS[message]), CELL, name="mine")
+
+
+def test_rare_faults_are_found():
+    """One that schedules nobody where all channels are bad."""
+
+    def select(key, state, context):
+        good = context.observation.gain > 3e-11
+        return state, fcjax.allocate(good, context.observation, context.cell)
+
+    with pytest.raises(ValueError, match=r"schedules nobody, in [0-9]+ of 256 random rounds"):
+        fcjax.check_policy(fcjax.Policy(lambda cell: (), select), CELL)
+
+
+def test_one_device():
+    cell = tiny.experiment(num_devices=1, distribution="iid").cell
+    for name in ("fc", "cs-l"):
+        fcjax.check_policy(policies.by_name(name), cell, name=name)
