@@ -42,9 +42,10 @@ def check_policy(
       seed: of the rounds.
     """
     training = Training() if training is None else training
-    _check_traces(policy, cell, training, name)
     draws = jax.random.split(jax.random.key(seed), (2, num_rounds))
-    contexts = _random_contexts(draws[0], cell, training)
+    # As arrays of NumPy, whose parts can be taken without a compilation for each.
+    contexts = jax.device_get(_random_contexts(draws[0], cell, training))
+    _check_traces(policy, cell, _part(contexts, 0), name)
     decision = _decide_all(policy.select, draws[1], policy.init(cell), contexts)
     _check_values(decision, contexts, name)
     _check_repeats(policy, cell, contexts, draws[1], decision, name)
@@ -81,13 +82,16 @@ def _decide(select: Any, key: Array, state: Any, context: RoundContext) -> Decis
 _round_times = jax.jit(jax.vmap(lambda d, share, c: round_time(d.scheduled, share, c.observation, c.cell)))
 
 
-def _check_traces(policy: Policy, cell: Cell, training: Training, name: str) -> None:
+def _part(contexts: RoundContext, index: int) -> RoundContext:
+    return jax.tree.map(lambda x: x[index], contexts)
+
+
+def _check_traces(policy: Policy, cell: Cell, context: RoundContext, name: str) -> None:
     """That JAX can trace it twice with the same outcome, and that its results have the right shapes."""
     num_devices = checks.num_devices(cell)
     key = jax.random.key(0)
     try:
         state = policy.init(cell)
-        context = random_context(key, cell, training)
         # As functions of their own, because JAX remembers what it has traced.
         first = jax.make_jaxpr(lambda *args: policy.select(*args), return_shape=True)(key, state, context)
         again = jax.make_jaxpr(lambda *args: policy.select(*args))(key, state, context)
@@ -146,8 +150,7 @@ def _check_repeats(
     policy: Policy, cell: Cell, contexts: RoundContext, keys: Array, decision: Decision, name: str
 ) -> None:
     for index in range(min(3, len(keys))):
-        context = jax.tree.map(lambda x, i=index: x[i], contexts)
-        alone = _decide(policy.select, keys[index], policy.init(cell), context)
+        alone = _decide(policy.select, keys[index], policy.init(cell), _part(contexts, index))
         same = np.array_equal(alone.scheduled, decision.scheduled[index])
         if not same or not np.allclose(alone.share, decision.share[index], rtol=1e-3, atol=1e-6):
             raise ValueError(f"{name} decides otherwise under jax.vmap than alone")
@@ -160,8 +163,8 @@ def _check_labels(
     order = np.random.default_rng(0).permutation(num_devices)
 
     def relabelled(tree):
-        shape = lambda x: jnp.shape(x)[-1:] == (num_devices,)  # noqa: E731
-        return jax.tree.map(lambda x: jnp.asarray(x)[..., order] if shape(x) else x, tree)
+        shape = lambda x: np.shape(x)[-1:] == (num_devices,)  # noqa: E731
+        return jax.tree.map(lambda x: np.asarray(x)[..., order] if shape(x) else x, tree)
 
     state, relabelled_state = policy.init(cell), policy.init(relabelled(cell))
     if np.array_equal(_decide_all(policy.select, keys[::-1], state, contexts).scheduled, decision.scheduled):
@@ -171,7 +174,7 @@ def _check_labels(
         if differs.mean() > 0.02:
             raise ValueError(f"{name} depends on how devices are numbered, in {differs.sum()} of {len(differs)} rounds")
         return
-    one = jax.tree.map(lambda x: jnp.broadcast_to(x[0], jnp.shape(x)), contexts)
+    one = jax.tree.map(lambda x: np.broadcast_to(x[0], np.shape(x)), contexts)
     before = _decide_all(policy.select, keys, state, one)
     after = _decide_all(policy.select, keys, relabelled_state, relabelled(one))
     often, relabelled_often = (np.asarray(d.scheduled).mean(0) for d in (before, after))

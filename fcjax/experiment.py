@@ -40,6 +40,7 @@ def check(experiment: Experiment) -> None:
             f"data.sizes must have shape ({num_devices},), one for each power in cell.power_w, "
             f"got {np.shape(experiment.data.sizes)}"
         )
+    learning.check(experiment.data, training, experiment.model)
     ones = np.ones(num_devices)
     checks.uplink(Observation(ones, ones), cell, needs_upload=False)
     checks.positive("cell.radius_m", cell.radius_m, ())
@@ -69,10 +70,15 @@ def shortest_round_s(experiment: Experiment) -> float | None:
     fades = float(np.asarray(cell.scatter)) > 0 or float(np.asarray(cell.shadowing_db)) > 0
     upload_s = np.zeros(num_devices)
     if not fades:
-        gain = radio.path_gain(jnp.full(num_devices, jnp.asarray(cell.min_distance_m, float)), cell)
-        bits_s = radio.rate(jnp.ones(num_devices), Observation(gain, jnp.zeros(num_devices)), cell)
-        upload_s = np.asarray(cell.upload_bits) / np.asarray(bits_s)
+        upload_s = np.asarray(cell.upload_bits) / np.asarray(_rate_at_the_base_station(cell))
     return float(np.min(compute_s + upload_s))
+
+
+@jax.jit
+def _rate_at_the_base_station(cell: Cell) -> Array:
+    num_devices = checks.num_devices(cell)
+    gain = radio.path_gain(jnp.full(num_devices, jnp.asarray(cell.min_distance_m, float)), cell)
+    return radio.rate(jnp.ones(num_devices), Observation(gain, jnp.zeros(num_devices)), cell)
 
 
 def most_rounds(experiment: Experiment) -> int:

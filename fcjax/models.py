@@ -4,6 +4,7 @@ A model is a few pure functions of its parameters, which are a pytree. It takes 
 scaled to [0, 1], then all are normalised by the mean and standard deviation that the model was made with.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -50,7 +51,15 @@ def mlp(
     mean: float = 0.0,
     std: float = 1.0,
 ) -> Model:
-    """The paper's network: one hidden layer of 64 ReLU units and cross-entropy, by default."""
+    """The paper's network: one hidden layer of 64 ReLU units and cross-entropy, by default.
+
+    Equal arguments give one and the same object, so that what is compiled for it is compiled once.
+    """
+    return _mlp(tuple(input_shape), num_labels, tuple(hidden), mean, std)
+
+
+@functools.lru_cache(maxsize=64)
+def _mlp(input_shape: tuple[int, ...], num_labels: int, hidden: tuple[int, ...], mean: float, std: float) -> Model:
     return from_flax(MLP((*hidden, num_labels)), input_shape, num_labels, mean=mean, std=std)
 
 

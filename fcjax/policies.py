@@ -40,7 +40,7 @@ def fast_converge(phi: ArrayLike = 0.05) -> Policy:
 
 def _select_fast_converge(key: Array, phi: Array, context: RoundContext) -> tuple[Array, Decision]:
     upload = _uploads(context)
-    return phi, _greedy(upload, upload.unit_s.size, lambda n, round_s: _objective(n, round_s, phi, context))
+    return phi, _greedy(upload, upload.unit_s.size, lambda n, round_s: objective(n, round_s, phi, context))
 
 
 def exact(phi: ArrayLike = 0.05) -> Policy:
@@ -54,7 +54,7 @@ def exact(phi: ArrayLike = 0.05) -> Policy:
 
 def _select_exact(key: Array, phi: Array, context: RoundContext) -> tuple[Array, Decision]:
     round_s, scheduled = fastest_sets(context.observation, context.cell)
-    best = jnp.argmin(_objective(jnp.arange(1, round_s.size + 1), round_s, phi, context))
+    best = jnp.argmin(objective(jnp.arange(1, round_s.size + 1), round_s, phi, context))
     return phi, allocate(scheduled[best], context.observation, context.cell)
 
 
@@ -168,7 +168,8 @@ def _greedy(upload: Upload, most: ArrayLike, cost: Callable[[Array, Array], Arra
     return allocate_uploads(scheduled, upload)
 
 
-def _objective(n: Array, round_s: Array, phi: Array, context: RoundContext) -> Array:
+def objective(n: ArrayLike, round_s: ArrayLike, phi: ArrayLike, context: RoundContext) -> Array:
+    """What `fast_converge` and `exact` make small: P4 for n devices and a round time, as the context has it."""
     training, estimates = context.training, context.estimates
     return bounds.scheduling_objective(
         n,

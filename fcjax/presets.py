@@ -1,7 +1,6 @@
 """Settings by name. `shi2020` is the paper's, with what its text leaves out as its figures imply it."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,7 +52,7 @@ def shi2020(
         learning_rate=learning_rate, momentum=momentum, budget_s=default_budget_s if budget_s is None else budget_s
     )
     parts = data.partition.by_name(distribution, loaded.train_y, num_devices, seed=seed, min_size=training.batch_size)
-    model = _mlp(loaded.train_x.shape[1:], loaded.num_labels, tuple(hidden), mean, std)
+    model = models.mlp(loaded.train_x.shape[1:], loaded.num_labels, hidden=hidden, mean=mean, std=std)
     return Experiment(
         cell=Cell(
             bandwidth_hz=20e6,
@@ -99,10 +98,3 @@ def centralised(experiment: Experiment, speed: int = 20) -> Experiment:
         data=data_._replace(indices=pooled[None], sizes=np.array([pooled.size], np.int32)),
         estimates=Estimates(*(jnp.asarray(x)[:1] for x in dataclasses.astuple(experiment.estimates))),
     )
-
-
-@functools.cache
-def _mlp(*args: Any) -> models.Model:
-    """One object for one network, so that runs with it share a compiled program."""
-    input_shape, num_labels, hidden, mean, std = args
-    return models.mlp(input_shape, num_labels, hidden=hidden, mean=mean, std=std)

@@ -90,8 +90,8 @@ def finish(labels: dict[str, Any], chunks: Sequence[Record], state: State) -> Fi
 
 def to_dataset(runs: Sequence[Finished], about: Mapping[str, Any] | None = None) -> xr.Dataset:
     """All runs as one data set, with units and with where they come from."""
-    num_rounds = max((run.history.round_s.size for run in runs), default=0)
-    num_devices = max((run.history.share.shape[1] for run in runs), default=0)
+    num_rounds = max(1, *(run.history.round_s.size for run in runs))  # of blanks, if there was none
+    num_devices = max(run.history.share.shape[1] for run in runs)
     variables: dict[str, Any] = {}
     for name in (field.name for field in dataclasses.fields(Record)):
         histories = [getattr(run.history, name) for run in runs]
@@ -119,8 +119,7 @@ def summary(dataset: xr.Dataset) -> pd.DataFrame:
     last = (dataset.rounds - 1).clip(min=0)
 
     def at_the_end(name: str, before: Any) -> xr.DataArray:
-        values = dataset[name].isel(round=last) if dataset.sizes["round"] else before
-        return xr.where(any_round, values, before)
+        return xr.where(any_round, dataset[name].isel(round=last), before)
 
     columns = {name: dataset[name] for name in SETTINGS} | {
         "rounds": dataset.rounds,

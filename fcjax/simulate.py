@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -52,14 +53,27 @@ def simulate(key: Array, policy: Policy, experiment: Experiment, *, max_rounds: 
     elif max_rounds < 1:
         raise ValueError(f"max_rounds must be 1 or more, got {max_rounds}")
     first = begin(key, policy.init(experiment.cell), experiment)
-    return _simulate(key, first, experiment, policy.select, max_rounds)
+    return _compiled(policy.select, max_rounds, jax.default_backend())(key, first, experiment)
 
 
 CHUNK = 16  # rounds between two looks at whether all are done
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4))
-def _simulate(key: Array, first: State, experiment: Experiment, select: Any, max_rounds: int) -> Run:
+def _jitted(function: Callable, backend: str) -> Callable:
+    """Jits a function of a run. On a CPU, `jax.vmap` maps it over runs one after another.
+
+    A run fills a CPU by itself: side by side, all would train as many devices, for as many rounds, as the one with the
+    most, and would round otherwise than alone.
+    """
+    return jax.jit(jax.custom_batching.sequential_vmap(function) if backend == "cpu" else function)
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(select: Any, max_rounds: int, backend: str) -> Callable[[Array, State, Experiment], Run]:
+    return _jitted(functools.partial(_simulate, select=select, max_rounds=max_rounds), backend)
+
+
+def _simulate(key: Array, first: State, experiment: Experiment, *, select: Any, max_rounds: int) -> Run:
     num_chunks = -(-max_rounds // CHUNK)
     room = num_chunks * CHUNK
     nothing = no_record(jnp.shape(experiment.cell.power_w)[0])
@@ -87,7 +101,8 @@ def _simulate(key: Array, first: State, experiment: Experiment, select: Any, max
 
 def begin(key: Array, policy_state: Any, experiment: Experiment) -> State:
     """Steps 1 and 2 of Alg. 3."""
-    params, score = _first_model(key, experiment.model, experiment.test_x, experiment.test_y)
+    first_model = _first_model(experiment.model, jax.default_backend())
+    params, score = first_model(key, jnp.asarray(experiment.test_x), jnp.asarray(experiment.test_y))
     return State(
         round_index=jnp.array(0),
         elapsed_s=jnp.zeros(()),
@@ -103,11 +118,15 @@ def begin(key: Array, policy_state: Any, experiment: Experiment) -> State:
     )
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _first_model(key: Array, model: Model, test_x: Array, test_y: Array) -> tuple[Params, Score]:
+@functools.lru_cache(maxsize=64)
+def _first_model(model: Model, backend: str) -> Callable[[Array, Array, Array], tuple[Params, Score]]:
     """Compiled by itself, once for all that trains this model."""
-    params = model.init(jax.random.split(key)[0])
-    return params, evaluate(params, model, test_x, test_y)
+
+    def first(key, test_x, test_y):
+        params = model.init(jax.random.split(key)[0])
+        return params, evaluate(params, model, test_x, test_y)
+
+    return _jitted(first, backend)
 
 
 def advance(

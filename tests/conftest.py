@@ -17,6 +17,14 @@ def dtype(request):
 
 
 @pytest.fixture
+def quick_compilation():
+    """Compiles without XLA's optimisations: for tests of logic, not of rounding, most of whose time is compilation."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
 def x64():
     with jax.enable_x64(True):
         yield

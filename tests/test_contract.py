@@ -8,6 +8,7 @@ import tiny
 import fcjax
 from fcjax import policies
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 NAMES = ("fc", "exact", "fixed-4", "rd", "pf", "cs-l", "cs-h", "as-l", "as-h", "centralized")
 CELL = fcjax.presets.shi2020(
     fcjax.data.synthetic.classification(6000, 10, num_features=8, num_labels=10), distribution="iid"

@@ -8,6 +8,7 @@ from fcjax import keys, learning, models
 from fcjax.data import partition, synthetic
 from fcjax.types import Estimates, Training
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 NUM_DEVICES = 6
 
 

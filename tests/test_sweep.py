@@ -1,0 +1,171 @@
+import _thread
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+import fcjax
+from fcjax import engine, models, policies, results
+from fcjax.sweep import plan
+
+POLICIES = ("fc", "rd", "pf", "cs-h", "as-h")
+# A model of its own, whose programs no test has compiled without optimisations: here the last bit counts.
+EXPERIMENT = functools.partial(tiny.experiment, model=models.mlp((8,), 4, hidden=(), mean=0.1))
+SETTINGS = {"dataset": tiny.dataset(), "num_devices": tiny.NUM_DEVICES, "budget_s": 4.0, "preset": EXPERIMENT}
+DEFAULTS = {"distribution": "l1", "radius_m": 600.0, "phi": 0.05, "seeds": 1}
+
+
+@pytest.fixture(scope="module")
+def twenty():
+    return fcjax.sweep(POLICIES, seeds=4, **SETTINGS)
+
+
+def select(dataset, **labels):
+    matches = np.logical_and.reduce([dataset[name] == value for name, value in labels.items()])
+    return dataset.isel(run=int(np.flatnonzero(matches)[0]))
+
+
+def assert_same_bits(one, history, num_rounds):
+    assert one.rounds == num_rounds
+    for field in dataclasses.fields(history):
+        values = np.asarray(getattr(history, field.name))[:num_rounds]
+        np.testing.assert_array_equal(one[field.name].values[:num_rounds], values, err_msg=field.name)
+
+
+@pytest.mark.parametrize(("name", "seed"), [("fc", 3), ("cs-h", 1)])
+def test_a_run_alone_and_in_a_sweep_of_twenty_has_the_same_bits(name, seed, twenty):
+    assert twenty.sizes["run"] == 20
+    assert twenty.num_programs == 1
+    experiment = EXPERIMENT(budget_s=4.0, seed=seed)
+    alone = fcjax.simulate(jax.random.key(seed), policies.by_name(name), experiment)
+    assert_same_bits(select(twenty, policy=name, seed=seed), alone.history, int(alone.num_rounds))
+    assert select(twenty, policy=name, seed=seed).start_accuracy == alone.start.accuracy
+
+
+def test_a_sweep_of_one_has_the_same_bits(twenty):
+    one = fcjax.sweep("pf", seeds=[2], **SETTINGS).isel(run=0)
+    other = select(twenty, policy="pf", seed=2)
+    for name in one.data_vars:
+        values = other[name].values
+        np.testing.assert_array_equal(one[name].values, values[: len(one[name])] if values.ndim else values)
+
+
+def test_equal_seeds_give_equal_channels_under_all_policies(twenty):
+    for seed in range(4):
+        runs = [select(twenty, policy=name, seed=seed) for name in POLICIES]
+        k = int(min(run.rounds for run in runs))
+        assert k > 1
+        for run in runs[1:]:
+            np.testing.assert_array_equal(run.gain[:k], runs[0].gain[:k])
+            np.testing.assert_array_equal(run.compute_s[:k], runs[0].compute_s[:k])
+
+
+def test_results_are_labelled_and_reopen(twenty, tmp_path):
+    assert twenty.policy.values.tolist() == [name for name in POLICIES for _ in range(4)]
+    assert twenty.seed.values.tolist() == [0, 1, 2, 3] * 5
+    assert np.isnan(twenty.phi.values[4:]).all()
+    assert (twenty.phi.values[:4] == 0.05).all()
+    assert (twenty.budget_s == 4.0).all()
+    assert (twenty.stop == "budget").all()
+    assert twenty.round_s.attrs["units"] == "s"
+    for name in ("versions", "revision", "backend", "complete"):
+        assert name in twenty.attrs
+    results.save(twenty, tmp_path / "histories.nc")
+    assert results.load(tmp_path / "histories.nc").identical(twenty)
+    assert [path.name for path in tmp_path.iterdir()] == ["histories.nc"]
+
+
+def test_summary_is_what_the_histories_say(twenty):
+    rows = results.summary(twenty)
+    assert tuple(rows.columns) == results.SUMMARY
+    for index in (0, 7, 19):
+        run, row = twenty.isel(run=index), rows.iloc[index]
+        k = int(run.rounds)
+        assert row.rounds == k
+        assert row.elapsed_s == run.elapsed_s.values[k - 1]
+        assert row.mean_scheduled == pytest.approx(run.scheduled.values[:k].sum(1).mean())
+        assert row.mean_round_s == pytest.approx(run.round_s.values[:k].mean())
+        assert row.best_accuracy == run.accuracy.values[:k].max()
+        assert row.tilde_accuracy == run.tilde_accuracy.values[k - 1]
+        assert row.final_accuracy == run.accuracy.values[k - 1]
+
+
+def test_numbers_are_data_and_shapes_are_not():
+    jobs = plan(
+        ["fc", "rd", "fixed-2", "centralized"],
+        **SETTINGS
+        | DEFAULTS
+        | {"phi": [0.05, 0.5], "distribution": ["l1", "iid"], "radius_m": [200, 600], "seeds": 2}
+        | {"budget_s": [4.0, 5.0], "num_devices": [4, 6]},
+    )
+    assert len(jobs) == (2 + 1 + 1 + 1) * 2 * 2 * 2 * 2 * 2
+    groups = engine._groups(jobs)
+    assert sorted({len(group[0].experiment.data.sizes) for group in groups}) == [1, 4, 6]
+    # Devices: 4, 6; and one trainer with so many samples as the devices of that number and distribution have in all.
+    assert len(groups) == 3
+    assert sum(len(group) for group in groups) == len(jobs)
+
+
+def test_ctrl_c_keeps_what_is_finished(monkeypatch, twenty):
+    finish, finished = results.finish, []
+
+    def finish_and_interrupt(*args):
+        finished.append(finish(*args))
+        if len(finished) == 2:
+            _thread.interrupt_main()
+        return finished[-1]
+
+    monkeypatch.setattr(results, "finish", finish_and_interrupt)
+    with pytest.warns(UserWarning, match=r"interrupted: [1-9]\d* of 20 runs had finished and are kept"):
+        kept = fcjax.sweep(POLICIES, seeds=4, **SETTINGS)
+    assert 1 <= kept.sizes["run"] < 20
+    assert kept.complete == 0
+    for index in range(kept.sizes["run"]):
+        run = kept.isel(run=index)
+        np.testing.assert_array_equal(
+            run.loss.values[: int(run.rounds)],
+            select(twenty, policy=run.policy.item(), seed=run.seed.item()).loss.values[: int(run.rounds)],
+        )
+
+
+def test_a_workers_error_reaches_the_caller(monkeypatch):
+    def fail(*args):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(results, "finish", fail)
+    with pytest.raises(OSError, match="no space left"):
+        fcjax.sweep(POLICIES, seeds=4, **SETTINGS)
+
+
+def nobody():
+    return fcjax.Policy(
+        lambda cell: (),
+        lambda key, state, context: (
+            state,
+            fcjax.allocate(context.observation.gain < 0, context.observation, context.cell),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "message"),
+    [
+        ("best", {}, "unknown policy 'best': use fc, exact"),
+        ("fc", {"phi": 0.0}, "phi must be positive and finite, got 0"),
+        ("fixed-7", {}, "n must be a whole number from 1 to 6"),
+        ("fc", {"radius_m": [600.0, 0.0]}, "cell.radius_m must be positive and finite, got 0"),
+        ("fc", {"distribution": "l5"}, "a device can have 1 to 4 distinct labels of this data set, got l = 5"),
+        ("fc", {"distribution": "zipf"}, "unknown distribution 'zipf'"),
+        ("fc", {"budget_s": 0.1}, "the budget of 0.1 s is shorter than any round can be: the shortest takes 0.24"),
+        ("fc", {"seeds": 0}, "seeds must have at least one value"),
+        (["fc", "fc"], {}, "policy and phi has a value twice"),
+        ("fc", {"radius_m": [600.0, 600.0]}, "radius_m has a value twice: 600.0, 600.0"),
+        ({"mine": nobody()}, {}, "policy 'mine' schedules nobody, in 256 of 256 random rounds"),
+    ],
+)
+def test_bad_sweeps_are_named_before_anything_runs(policy, changes, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        plan(policy, **SETTINGS | DEFAULTS | changes)

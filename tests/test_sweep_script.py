@@ -1,0 +1,129 @@
+"""The script `experiments/sweep.py` from its command line to its files, on a data set that needs no download."""
+
+import csv
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fcjax
+from fcjax import data, results
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+FOLDER = Path(__file__).parents[1] / "experiments"
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path):
+    """The script as a module, in an empty folder, where every data set is a small one of clouds of points."""
+    spec = importlib.util.spec_from_file_location("sweep_script", FOLDER / "sweep.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    clouds = data.synthetic.classification(4000, 300, num_features=8, num_labels=10, spread=0.5)
+    monkeypatch.setattr(data, "load", lambda name: clouds)
+    monkeypatch.chdir(tmp_path)
+    return module
+
+
+def test_a_sweep_from_the_command_line(script, tmp_path, capsys):
+    Path("my_file.py").write_text(
+        "import fcjax\n"
+        "def loudest(phi=0.5):\n"
+        "    def select(key, phi, context):\n"
+        "        loud = context.observation.gain >= context.observation.gain.max() * phi\n"
+        "        return phi, fcjax.allocate(loud, context.observation, context.cell)\n"
+        "    return fcjax.Policy(lambda cell: phi * 1.0, select)\n"
+    )
+    arguments = ["--policy", "pf", "my_file:loudest", "--phi", "0.1", "0.9", "--distribution", "l1", "iid"]
+    assert script.main([*arguments, "--seeds", "2", "--seed", "5", "--budget", "4", "--out", "here/there"]) == 0
+    out = tmp_path / "here" / "there"
+    names = ["accuracy.pdf", "accuracy.png", "histories.nc", "rounds.pdf", "rounds.png", "summary.csv"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    with open(out / "summary.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == results.SUMMARY
+    assert len(rows) == 3 * 2 * 2
+    assert {row["seed"] for row in rows} == {"5", "6"}
+    assert [row["phi"] for row in rows if row["policy"] == "pf"] == ["nan"] * 4
+    assert {row["phi"] for row in rows if row["policy"] != "pf"} == {"0.1", "0.9"}
+    assert all(0 < float(row["best_accuracy"]) <= 1 for row in rows)
+    histories = results.load(out / "histories.nc")
+    assert histories.command == "python experiments/sweep.py " + " ".join(
+        [*arguments, "--seeds", "2", "--seed", "5", "--budget", "4", "--out", "here/there"]
+    )
+    printed = capsys.readouterr()
+    assert "best accuracy (%)" in printed.out
+    assert printed.out.count("±") == 6 * 6
+    mean = 100 * np.mean([float(row["best_accuracy"]) for row in rows[:2]])
+    assert f"{mean:.2f} ±" in printed.out
+    assert "nan" not in printed.out
+    assert "12 runs in" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--policy", "best"],
+            "unknown policy 'best': use fc, exact, rd, pf, cs-l, cs-h, as-l, as-h, centralized, fixed-N",
+        ),
+        (["--phi", "0"], "phi must be positive and finite, got 0"),
+        (["--phi", "-1", "--policy", "exact"], "phi must be positive and finite, got -1"),
+        (["--phi", "many"], "invalid float value: 'many'"),
+        (["--budget", "0.2"], "the shortest takes 0.3"),
+        (["--policy", "fixed-21"], "n must be a whole number from 1 to 20, the number of devices, got 21"),
+        (["--radius", "0"], "cell.radius_m must be positive and finite, got 0"),
+        (["--distribution", "l11"], "a device can have 1 to 10 distinct labels of this data set, got l = 11"),
+        (["--devices", "0"], "num_devices must be 1 to"),
+        (["--devices", "50"], "batch_size 128 is more than the"),
+        (["--seeds", "0"], "--seeds must be 1 or more"),
+        (["--seed", "-1"], "--seed 0 or more"),
+        (["--observation-error", "-1"], "observation_error must be zero or more"),
+        (["--policy", "missing:policy"], "'missing' cannot be loaded"),
+        (["--policy", "file:silent"], "policy 'file:silent' schedules nobody, in 256 of 256 random rounds"),
+        (["--policy", "file:broken"], "gives shares that are not numbers"),
+        (["--out", "file.py/folder"], "results cannot be written to file.py/folder: Not a directory"),
+    ],
+)
+def test_bad_input_ends_with_code_2_and_a_line_or_two(arguments, message, script, capsys):
+    Path("file.py").write_text(
+        "import fcjax\n"
+        "def spoilt(factor, none):\n"
+        "    def select(key, state, context):\n"
+        "        gain = context.observation.gain\n"
+        "        good = fcjax.allocate((gain > 0) & (not none), context.observation, context.cell)\n"
+        "        return state, fcjax.Decision(good.scheduled, good.share * factor, good.round_s)\n"
+        "    return fcjax.Policy(lambda cell: (), select)\n"
+        "silent = spoilt(1.0, True)\n"
+        "broken = spoilt(float('nan'), False)\n"
+    )
+    try:
+        code = script.main(arguments)
+    except SystemExit as end:  # argparse's own
+        code = end.code
+    printed = capsys.readouterr()
+    assert code == 2
+    assert message in printed.err
+    assert "Traceback" not in printed.err
+    errors = [line for line in printed.err.splitlines() if "error:" in line]
+    assert len(errors) == 1
+    assert printed.out == ""
+    out = Path("out/sweep")
+    assert not out.exists() or not list(out.iterdir()), "no half-written results"
+
+
+def test_ctrl_c_before_a_run_is_finished(script, monkeypatch, capsys):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fcjax, "sweep", interrupted)
+    assert script.main([]) == 130
+    assert "nothing was written" in capsys.readouterr().err
+
+
+def test_help_has_examples(script, capsys):
+    with pytest.raises(SystemExit) as end:
+        script.main(["--help"])
+    assert end.value.code == 0
+    assert "python experiments/sweep.py --phi 0.05" in capsys.readouterr().out
