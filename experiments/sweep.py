@@ -157,4 +157,8 @@ def table(rows) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # At once: after Ctrl-C a compilation may still be under way on another thread, and nobody waits for it.
+    os._exit(code)

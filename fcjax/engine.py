@@ -66,10 +66,12 @@ def execute(jobs: Sequence[Job], *, clock: Clock | None = None, progress: bool =
             clock.compile_s += time.monotonic() - before
             before = time.monotonic()
             shown.begin("running", counts=True)
-            for run in _work(batch, shown, num_finished):
-                num_finished += 1
-                yield run
-            clock.run_s += time.monotonic() - before
+            try:
+                for run in _work(batch, shown, num_finished):
+                    num_finished += 1
+                    yield run
+            finally:
+                clock.run_s += time.monotonic() - before
 
 
 def _groups(jobs: Sequence[Job]) -> list[list[Job]]:

@@ -62,7 +62,7 @@ class Progress:
             print(f"{self._activity}: {100 * self._done / self._total:.0f}%, {text}", file=sys.stderr, flush=True)
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
-        """function(*args) on another thread, with ticks meanwhile, and a Ctrl-C that waits for it."""
+        """function(*args) on another thread, with ticks meanwhile; Ctrl-C leaves it to itself."""
         outcome: list[Any] = []
 
         def work():
@@ -73,13 +73,9 @@ class Progress:
 
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
-        try:
-            while thread.is_alive():
-                thread.join(0.2)
-                self.tick()
-        except KeyboardInterrupt:
-            thread.join()
-            raise
+        while thread.is_alive():
+            thread.join(0.2)
+            self.tick()
         succeeded, value = outcome
         if not succeeded:
             raise value
