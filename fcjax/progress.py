@@ -1,5 +1,6 @@
 """Work that takes long, with a sign of life: a bar with the time that is left, or in a log a line now and then."""
 
+import shutil
 import sys
 import threading
 import time
@@ -27,8 +28,9 @@ class Progress:
         self._bar = None
         self._lines = enabled and not sys.stderr.isatty()
         if enabled and not self._lines:
-            layout = "{desc} {percentage:3.0f}% |{bar}| {postfix}"
-            self._bar = tqdm(total=total, bar_format=layout, leave=False, file=sys.stderr, dynamic_ncols=True)
+            layout = "{percentage:3.0f}% |{bar}| {desc}"
+            width = shutil.get_terminal_size().columns  # 80 for a terminal that does not know
+            self._bar = tqdm(total=total, bar_format=layout, leave=False, file=sys.stderr, ncols=width)
 
     def __enter__(self) -> "Progress":
         return self
@@ -53,8 +55,7 @@ class Progress:
         """Shows the state of things."""
         text = f"{self._finished} of {self._total} {self._unit}{self._remaining()}"
         if self._bar is not None:
-            self._bar.set_description_str(self._activity, refresh=False)
-            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.set_description_str(f"{self._activity}: {text}", refresh=False)
             self._bar.n = min(self._done, self._total)
             self._bar.refresh()
         elif self._lines and time.monotonic() - self._last_line >= _LINE_EVERY_S:
