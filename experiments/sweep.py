@@ -62,10 +62,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         writable(args.out)
         if args.seeds < 1 or not 0 <= args.seed < 2**31 - args.seeds:
-            raise ValueError(f"--seeds must be 1 or more and --seed 0 or more, got {args.seeds} and {args.seed}")
+            raise ValueError(f"--seeds must be 1 or more and --seed 0 to 2^31, got {args.seeds} and {args.seed}")
         import fcjax  # after --help and the cheapest errors: it takes seconds
 
         with warnings.catch_warnings():
+            warnings.simplefilter("default")
             warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
             results = fcjax.sweep(
                 args.policy,
@@ -86,7 +87,11 @@ def main(argv: list[str] | None = None) -> int:
         print("interrupted before a run was finished: nothing was written", file=sys.stderr)
         return 130
     results.attrs["command"] = " ".join(["python experiments/sweep.py", *(sys.argv[1:] if argv is None else argv)])
-    summary = write(results, args.out)
+    try:
+        summary = write(results, args.out)
+    except OSError as error:
+        print(f"error: the results could not be written: {error}", file=sys.stderr)
+        return 2
     print(table(summary))
     spent = f"compiling {results.compile_s:.1f} s, running {results.run_s:.1f} s"
     print(f"\n{len(summary)} runs in {time.monotonic() - start:.1f} s ({spent}); written to {args.out}/")

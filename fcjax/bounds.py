@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.typing import ArrayLike
 
 from fcjax import checks
@@ -163,7 +163,10 @@ def convergence_bound(
     floor = _mean("rho", rho, weight) * h + penalty
     progress = jnp.asarray(learning_rate) * phi * tau
     half = 1 / (2 * progress * jnp.where(possible, k, 1))
-    return jnp.where(possible, half + jnp.sqrt(half * half + floor / progress) + floor, jnp.inf)
+    # half + sqrt(half^2 + floor/progress), in units of max(half, 1): a small phi makes the square of half overflow.
+    unit = lax.stop_gradient(jnp.maximum(half, 1))
+    eps0 = unit * (half / unit + jnp.sqrt((half / unit) ** 2 + floor / progress / unit / unit))
+    return jnp.where(possible, eps0 + floor, jnp.inf)
 
 
 def scheduling_objective(

@@ -25,7 +25,7 @@ from jax import lax
 
 from fcjax import checks, results
 from fcjax.experiment import Experiment, most_rounds
-from fcjax.progress import Progress
+from fcjax.progress import Progress, in_this_precision
 from fcjax.rounds import Record, State, Stop, as_decision
 from fcjax.simulate import advance, begin
 from fcjax.types import Policy, pytree
@@ -92,8 +92,9 @@ def _work(batch: "_Batch", shown: Progress, finished_before: int) -> Iterator[re
         waiting.put(index)
     news: queue.SimpleQueue[Any] = queue.SimpleQueue()
     stop = threading.Event()
+    work = in_this_precision(batch.work)
     threads = [
-        threading.Thread(target=batch.work, args=(device, waiting, news, stop), daemon=True) for device in batch.workers
+        threading.Thread(target=work, args=(device, waiting, news, stop), daemon=True) for device in batch.workers
     ]
     for thread in threads:
         thread.start()
@@ -146,7 +147,9 @@ class _Batch:
         leaves = [jax.tree.leaves(experiment) for experiment in experiments]
         # What is one and the same object in all runs, such as the images, is there once.
         is_shared = tuple(all(leaf is column[0] for leaf in column) for column in zip(*leaves, strict=True))
-        self._own = [[leaf for leaf, shared in zip(row, is_shared, strict=True) if not shared] for row in leaves]
+        own = [[leaf for leaf, shared in zip(row, is_shared, strict=True) if not shared] for row in leaves]
+        self._own = _promoted(own)
+        self._policy_states = self._init_policies()
         shared = [leaf for leaf, shared in zip(leaves[0], is_shared, strict=True) if shared]
         self._shared = {device: jax.device_put(shared, device) for device in set(self.workers)}
         self._join = functools.partial(_experiment, structure=jax.tree.structure(experiments[0]), is_shared=is_shared)
@@ -158,7 +161,8 @@ class _Batch:
             return program.lower(*jax.device_put((slots, states), device), self._shared[device]).compile()
 
         with ThreadPoolExecutor() as pool:
-            self._compiled = dict(zip(self._shared, pool.map(compiled, self._shared), strict=True))
+            programs = pool.map(in_this_precision(compiled), self._shared)
+            self._compiled = dict(zip(self._shared, programs, strict=True))
 
     def work(self, device: Any, waiting: queue.SimpleQueue, news: queue.SimpleQueue, stop: threading.Event) -> None:
         """Puts one run after another through the slots of a worker, and tells how far they are."""
@@ -191,15 +195,21 @@ class _Batch:
                     put = lambda all_, new, slot=slot: all_.at[slot].set(new)  # noqa: E731
                     slots, states = jax.tree.map(put, (slots, states), self._begin(following, device))
 
+    def _init_policies(self) -> list[tuple[np.int32, tuple]]:
+        """For each run the number of its policy in the program, and states for all policies, of which that counts."""
+        selects = [policy.select for policy in self._policies]
+        numbers = [selects.index(job.policy.select) for job in self.jobs]
+        states = []
+        for number, job in zip(numbers, self.jobs, strict=True):
+            owners = [job.policy if i == number else policy for i, policy in enumerate(self._policies)]
+            states.append(tuple(policy.init(job.experiment.cell) for policy in owners))
+        return list(zip(map(np.int32, numbers), _promoted(states), strict=True))
+
     def _begin(self, index: int, device: Any) -> tuple[_Slot, State]:
         """A run before its first round."""
         job = self.jobs[index]
-        which = [policy.select for policy in self._policies].index(job.policy.select)
-        owners = [job.policy if i == which else policy for i, policy in enumerate(self._policies)]
-        # One state for each policy in the program, and the number of the one that decides.
-        policy_state = np.int32(which), tuple(policy.init(job.experiment.cell) for policy in owners)
         key = jax.device_put(jax.random.key(job.labels["seed"]), device)
-        state = begin(key, policy_state, self._join(self._own[index], self._shared[device]))
+        state = begin(key, self._policy_states[index], self._join(self._own[index], self._shared[device]))
         return _Slot(jax.random.key_data(key), self._own[index], np.int32(most_rounds(job.experiment))), state
 
 
@@ -211,7 +221,24 @@ def _next(waiting: queue.SimpleQueue) -> int | None:
 
 
 def _stack(trees: Sequence[T]) -> T:
-    return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *trees)
+    return jax.tree.map(lambda *leaves: (jnp if _is_key(leaves[0]) else np).stack(leaves), *trees)
+
+
+def _promoted(trees: list[T]) -> list[T]:
+    """The same trees, with leaves as arrays, and equal leaves of equal types: 2 beside 2.9 is 2.0."""
+    leaves = [jax.tree.leaves(tree) for tree in trees]
+    columns = []
+    for column in map(list, zip(*leaves, strict=True)):
+        if not _is_key(column[0]):
+            dtype = np.result_type(*(np.asarray(leaf).dtype for leaf in column))
+            column = [np.asarray(leaf, dtype) for leaf in column]
+        columns.append(column)
+    rows = list(zip(*columns, strict=True)) if columns else [()] * len(trees)
+    return [jax.tree.unflatten(jax.tree.structure(tree), row) for tree, row in zip(trees, rows, strict=True)]
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _with_room(experiment: Experiment, room: int) -> Experiment:

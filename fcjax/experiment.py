@@ -81,6 +81,9 @@ def _rate_at_the_base_station(cell: Cell) -> Array:
     return radio.rate(jnp.ones(num_devices), Observation(gain, jnp.zeros(num_devices)), cell)
 
 
+_MOST_ROUNDS = 1_000_000
+
+
 def most_rounds(experiment: Experiment) -> int:
     """How many rounds the budget has room for at most."""
     budget_s = checks.positive("training.budget_s", experiment.training.budget_s, ())
@@ -89,4 +92,10 @@ def most_rounds(experiment: Experiment) -> int:
         raise ValueError("give max_rounds: how many rounds fit is not known where the budget or the cell are traced")
     if not shortest_s > 0:
         raise ValueError("give max_rounds: with cell.sample_floor_s = 0 a round may take no time at all")
-    return int(float(budget_s) / shortest_s) + 1
+    number = float(budget_s) / shortest_s + 1
+    if number > _MOST_ROUNDS:
+        raise ValueError(
+            f"the budget of {float(budget_s):g} s has room for {number:.3g} rounds of {shortest_s:.3g} s, more than "
+            f"{_MOST_ROUNDS}: take a smaller one"
+        )
+    return int(number)

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,8 @@ from fcjax.radio import Upload, required_share, uploads
 from fcjax.sets import fastest_addition, fastest_set, fastest_sets, smallest_mask, time_with_share
 from fcjax.types import Cell, Decision, Policy, RoundContext
 
+T = TypeVar("T")
+
 
 def fast_converge(phi: ArrayLike = 0.05) -> Policy:
     """FC, Alg. 2: adds the device that lengthens the round least, until the convergence bound would grow.
@@ -35,7 +38,7 @@ def fast_converge(phi: ArrayLike = 0.05) -> Policy:
     Wireless Federated Learning", IEEE Transactions on Wireless Communications, 2021. The decisions are those of the
     algorithm as printed, at one search a device instead of one for each device that might be added.
     """
-    return _with_parameter(checks.positive("phi", phi, ()), _select_fast_converge)
+    return _with_parameter("phi", phi, _select_fast_converge)
 
 
 def _select_fast_converge(key: Array, phi: Array, context: RoundContext) -> tuple[Array, Decision]:
@@ -49,7 +52,7 @@ def exact(phi: ArrayLike = 0.05) -> Policy:
     So the best set is, over all sizes, the fastest set of that size with the least objective. The paper calls the
     problem combinatorial and solves it greedily.
     """
-    return _with_parameter(checks.positive("phi", phi, ()), _select_exact)
+    return _with_parameter("phi", phi, _select_exact)
 
 
 def _select_exact(key: Array, phi: Array, context: RoundContext) -> tuple[Array, Decision]:
@@ -96,7 +99,7 @@ def client_selection(threshold_s: ArrayLike) -> Policy:
     T. Nishio, R. Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in Mobile Edge", IEEE
     International Conference on Communications, 2019; equal shares are Shi et al.'s reading of it.
     """
-    return _with_parameter(checks.positive("threshold_s", threshold_s, ()), _select_client_selection)
+    return _with_parameter("threshold_s", threshold_s, _select_client_selection)
 
 
 def _select_client_selection(key: Array, threshold_s: Array, context: RoundContext) -> tuple[Array, Decision]:
@@ -127,7 +130,7 @@ def asymptotic(threshold_s: ArrayLike) -> Policy:
     Learning over Wireless Networks", IEEE Transactions on Wireless Communications, 2021, as Shi et al. read it: the
     convergence after infinitely many rounds is best with as many devices as possible.
     """
-    return _with_parameter(checks.positive("threshold_s", threshold_s, ()), _select_asymptotic)
+    return _with_parameter("threshold_s", threshold_s, _select_asymptotic)
 
 
 def _select_asymptotic(key: Array, threshold_s: Array, context: RoundContext) -> tuple[Array, Decision]:
@@ -139,8 +142,30 @@ def _select_asymptotic(key: Array, threshold_s: Array, context: RoundContext) ->
 
 
 def everybody() -> Policy:
-    """All devices in every round, with equal shares: plain federated averaging, and centralised training with M = 1."""
+    """All devices in every round, with equal shares: plain federated averaging."""
     return Policy(lambda cell: (), _select_everybody)
+
+
+def centralized() -> Policy:
+    """All data on one trainer, the upper bound of the paper's Fig. 4: for `presets.centralised` of an experiment."""
+
+    def init(cell: Cell) -> tuple:
+        if checks.num_devices(cell) != 1:
+            raise ValueError(
+                f"centralized is for one trainer, not for {checks.num_devices(cell)} devices: simulate "
+                "fcjax.presets.centralised(experiment), or use fcjax.sweep, which does"
+            )
+        return ()
+
+    return Policy(init, _select_the_trainer)
+
+
+def is_centralized(policy: Policy) -> bool:
+    return policy.select is _select_the_trainer
+
+
+def _select_the_trainer(key: Array, state: tuple, context: RoundContext) -> tuple[tuple, Decision]:
+    return _select_everybody(key, state, context)
 
 
 def _select_everybody(key: Array, state: tuple, context: RoundContext) -> tuple[tuple, Decision]:
@@ -159,7 +184,7 @@ def _greedy(upload: Upload, most: ArrayLike, cost: Callable[[Array, Array], Arra
         scheduled, n, least, _ = state
         device, round_s = fastest_addition(scheduled, upload)
         new = cost(n + 1, round_s)
-        worse = new > least
+        worse = ~(new <= least)  # also where the estimates of a model that diverged are no numbers
         added = scheduled | (jnp.arange(scheduled.size) == device)
         return jnp.where(worse, scheduled, added), jnp.where(worse, n, n + 1), jnp.where(worse, least, new), worse
 
@@ -189,7 +214,10 @@ def _uploads(context: RoundContext) -> Upload:
     return uploads(*checks.uplink(context.observation, context.cell))
 
 
-def _with_parameter(value: ArrayLike, select: Callable) -> Policy:
+def _with_parameter(name: str, value: ArrayLike, select: Callable) -> Policy:
+    # as it is computed with: what is positive in float64 may be 0 in float32
+    checks.positive(name, value, ())
+    checks.positive(name, jnp.asarray(value, float), ())
     return Policy(lambda cell: jnp.asarray(value, float), select)
 
 
@@ -212,15 +240,17 @@ _NAMED: dict[str, Callable[..., Policy]] = {
     "cs-h": functools.partial(client_selection, 1.5),
     "as-l": functools.partial(asymptotic, 0.4),
     "as-h": functools.partial(asymptotic, 1.5),
-    "centralized": everybody,
+    "centralized": centralized,
 }
 
 
 def factory_by_name(name: str) -> Callable[..., Policy]:
     """What makes the policy of a name: "fc", "fixed-5", ..., or "my_file:my_policy", a factory or a policy."""
+    if not isinstance(name, str):
+        raise ValueError(f"the name of a policy must be a string, got {name!r}")
     if name in _NAMED:
         return _NAMED[name]
-    if match := re.fullmatch(r"fixed-(\d+)", name):
+    if match := re.fullmatch(r"fixed-(0|[1-9]\d*)", name):
         return functools.partial(fixed, int(match[1]))
     if ":" in name:
         return _of_user(name)
@@ -247,22 +277,33 @@ def is_built_in(policy: Policy) -> bool:
 def by_name(name: str, *, phi: ArrayLike = 0.05) -> Policy:
     """The policy of a name; a policy that has a parameter phi gets it."""
     factory = factory_by_name(name)
-    policy = factory(phi=phi) if takes_phi(factory) else factory()
+    make = functools.partial(factory, phi=phi) if takes_phi(factory) else factory
+    policy = make() if ":" not in name else of_user(f"policy {name!r}", make)
     if not isinstance(policy, Policy):
         raise ValueError(f"policy {name!r} must give a fcjax.Policy(init, select), got {type(policy).__name__}")
     return policy
 
 
+def of_user(what: str, function: Callable[[], T]) -> T:
+    """function(), which a user wrote: whatever it raises becomes a ValueError of one line that says where."""
+    try:
+        return function()
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if "site-packages" not in frame.filename and _HERE not in frame.filename]
+        where = (own or frames)[-1]
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"{what} cannot be used: {type(error).__name__}: {reason} ({where.filename}, line {where.lineno})"
+        ) from error
+
+
+_HERE = str(Path(__file__).parent)
+
+
 def _of_user(name: str) -> Callable[..., Policy]:
     module_name, _, attribute = name.rpartition(":")
-    try:
-        module = _load_module(module_name)
-    except Exception as error:  # whatever a user's file raises
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise ValueError(
-            f"policy {name!r}: {module_name!r} cannot be loaded: {type(error).__name__}: {error} "
-            f"({where.filename}, line {where.lineno})"
-        ) from error
+    module = of_user(f"policy {name!r}: {module_name!r}", lambda: _load_module(module_name))
     found = getattr(module, attribute, None)
     if isinstance(found, Policy):
         return lambda: found

@@ -47,11 +47,15 @@ def simulate(key: Array, policy: Policy, experiment: Experiment, *, max_rounds: 
       max_rounds: room for the history. By default what the budget allows, given that devices need `sample_floor_s` for
         each sample; needed where budget or cell are traced.
     """
+    if not isinstance(policy, Policy):
+        raise ValueError(f"policy must be a fcjax.Policy, such as fcjax.policies.by_name('fc'), got {policy!r}")
+    if not hasattr(key, "dtype") or jnp.issubdtype(key.dtype, jnp.floating):
+        raise ValueError(f"key must be a random key, such as jax.random.key(0), got {key!r}")
     check(experiment)
     if max_rounds is None:
         max_rounds = most_rounds(experiment)
-    elif max_rounds < 1:
-        raise ValueError(f"max_rounds must be 1 or more, got {max_rounds}")
+    elif not isinstance(max_rounds, int) or max_rounds < 1:
+        raise ValueError(f"max_rounds must be 1 or more, and an integer, got {max_rounds}")
     first = begin(key, policy.init(experiment.cell), experiment)
     return _compiled(policy.select, max_rounds, jax.default_backend())(key, first, experiment)
 

@@ -2,8 +2,10 @@
 
 import dataclasses
 import itertools
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,8 @@ import xarray as xr
 
 from fcjax import contract, data, policies, presets, results
 from fcjax.engine import Clock, Job, execute
-from fcjax.experiment import Experiment, check
+from fcjax.experiment import Experiment, check, most_rounds
+from fcjax.rounds import Stop
 from fcjax.types import Policy
 
 
@@ -71,6 +74,12 @@ def sweep(
         warnings.warn(f"interrupted: {len(finished)} of {len(jobs)} runs had finished and are kept", stacklevel=2)
     order = {id(job.labels): index for index, job in enumerate(jobs)}
     finished.sort(key=lambda run: order[id(run.labels)])
+    for fault, found in (
+        ("were ended by an impossible decision of their policy", [r for r in finished if r.stop == Stop.BAD_DECISION]),
+        ("had no round that ended within the budget", [r for r in finished if not r.history.round_s.size]),
+    ):
+        if found:
+            warnings.warn(f"{len(found)} of {len(finished)} runs {fault}, the first: {found[0].labels}", stacklevel=2)
     return results.to_dataset(finished, {"complete": int(not interrupted), **dataclasses.asdict(clock)})
 
 
@@ -87,8 +96,18 @@ def plan(
     preset: Callable[..., Experiment],
 ) -> list[Job]:
     """All runs of a sweep, checked, before any of them begins."""
-    seeds = range(seeds) if isinstance(seeds, int) else list(seeds)
-    choices = [_several(x) for x in (distribution, radius_m, budget_s, num_devices)]
+    chosen: Iterable[int] = range(int(seeds)) if isinstance(seeds, int | Integral) else seeds
+    seeds = [operator.index(seed) for seed in chosen]
+    for seed in seeds:
+        if not 0 <= seed < 2**31:
+            raise ValueError(f"seeds must be 0 or more and below 2^31, got {seed}")
+    budgets = [budget if budget is None else float(budget) for budget in _several(budget_s)]
+    choices = [
+        _several(distribution),
+        [float(radius) for radius in _several(radius_m)],
+        budgets,
+        [_whole("num_devices", number) for number in _several(num_devices)],
+    ]
     named = _policies(policy, _several(phi))
     names = ("policy and phi", "distribution", "radius_m", "budget_s", "num_devices", "seeds")
     for name, values in zip(names, ([entry[:2] for entry in named], *choices, seeds), strict=True):
@@ -113,26 +132,28 @@ def plan(
         ]
         for experiment in experiments:
             check(experiment)
+            most_rounds(experiment)
         for name, phi_value, one in named:
             for seed, experiment in zip(seeds, experiments, strict=True):
                 labels = {
                     "dataset": loaded.name,
                     "policy": name,
                     "distribution": of_distribution,
-                    "radius_m": float(radius),
+                    "radius_m": radius,
                     "phi": phi_value,
                     "seed": seed,
-                    "devices": int(number),
+                    "devices": number,
                     "budget_s": float(np.asarray(experiment.training.budget_s)),
                 }
-                if name == "centralized":
+                if policies.is_centralized(one):
                     experiment = presets.centralised(experiment)
                 jobs.append(Job(labels, one, experiment))
-            one.init(experiment.cell)  # raises for what the cell does not have
-            if not policies.is_built_in(one) and one.select not in checked:
+            if policies.is_built_in(one):
+                one.init(experiment.cell)  # raises for what the cell does not have
+            elif (setting := (name, phi_value, radius, budget, number)) not in checked:
                 label = f"policy {name!r}"
                 contract.check_policy(one, experiment.cell, experiment.training, name=label, ignores_labels=False)
-                checked.add(one.select)
+                checked.add(setting)
     return jobs
 
 
@@ -141,7 +162,12 @@ def _policies(
 ) -> list[tuple[str, float, Policy]]:
     """Names, phi (NaN where the policy has none) and policies."""
     if isinstance(policy, Mapping):
-        return [(name, float("nan"), one) for name, one in policy.items()]
+        for name, one in policy.items():
+            if not isinstance(one, Policy):
+                raise ValueError(f"policy {name!r} must be a fcjax.Policy(init, select), got {one!r}")
+        return [(str(name), float("nan"), one) for name, one in policy.items()]
+    if isinstance(policy, Policy) or any(isinstance(one, Policy) for one in _several(policy)):
+        raise ValueError("policy must be names, or policies by name, such as {'mine': policy}")
     named = []
     for name in _several(policy):
         factory = policies.factory_by_name(name)
@@ -150,6 +176,12 @@ def _policies(
         else:
             named.append((name, float("nan"), policies.by_name(name)))
     return named
+
+
+def _whole(name: str, value: Any) -> int:
+    if int(value) != value:
+        raise ValueError(f"{name} must be a whole number, got {value}")
+    return int(value)
 
 
 def _several(value: Any) -> list:

@@ -39,7 +39,8 @@ def best_half():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_built_in_policies(name):
-    fcjax.check_policy(policies.by_name(name), CELL, name=name)
+    cell = tiny.experiment(num_devices=1, distribution="iid").cell if name == "centralized" else CELL
+    fcjax.check_policy(policies.by_name(name), cell, name=name)
 
 
 def test_unequal_devices():
@@ -92,8 +93,17 @@ FAULTS = {
     "scheduled must be bool of shape": lambda k, s, good, c: (s, decision(good, scheduled=good.share)),
     "share must be float of shape": lambda k, s, good, c: (s, decision(good, share=good.share[:3])),
     "must keep the structure of its state": lambda k, s, good, c: (s[:1], good),
-    "cannot be compiled: TracerBoolConversionError": lambda k, s, good, c: (s, good) if good.round_s > 1 else (s, None),
-    "cannot be compiled: AttributeError: .*test_contract.py, line": lambda k, s, good, c: (s, good.shares),
+    "select cannot be used: TracerBool": lambda k, s, good, c: (s, good) if good.round_s > 1 else (s, None),
+    "scheduled must be an array, got list": lambda k, s, good, c: (s, decision(good, scheduled=[True] * 20)),
+    "schedules nobody, in 253 of 256": lambda k, s, good, c: (
+        s,
+        decision(good, scheduled=good.scheduled & (c.round_index < 3)),
+    ),
+    "schedules nobody, in 246 of 256": lambda k, s, good, c: (
+        s + 1,
+        decision(good, scheduled=good.scheduled & (s[0] < 10)),
+    ),
+    "select cannot be used: AttributeError: .*test_contract.py, line": lambda k, s, good, c: (s, good.shares),
     "is not a pure function": lambda k, s, good, c: (s + np.random.random(), good),  # noqa: NPY002
 }
 
@@ -113,6 +123,33 @@ def test_rare_faults_are_found():
 
     with pytest.raises(ValueError, match=r"schedules nobody, in [0-9]+ of 256 random rounds"):
         fcjax.check_policy(fcjax.Policy(lambda cell: (), select), CELL)
+
+
+def test_functions_that_fail():
+    good = best_half()
+    with pytest.raises(ValueError, match=r"init cannot be used: ZeroDivisionError: .*test_contract.py, line"):
+        fcjax.check_policy(good._replace(init=lambda cell: 1 / 0), CELL)
+    with pytest.raises(ValueError, match=r"must be a fcjax.Policy"):
+        fcjax.check_policy(good.select, CELL)
+
+    class Unhashable:
+        __hash__ = None
+
+    with pytest.raises(ValueError, match="select must be a function, got an unhashable Unhashable"):
+        fcjax.check_policy(good._replace(select=Unhashable()), CELL)
+
+
+def test_as_many_rounds_as_devices():
+    """Time, (num_rounds,), is not taken for something of the devices."""
+
+    def select(key, state, context):
+        gain = context.observation.gain
+        early = context.elapsed_s < 30
+        return state, fcjax.allocate(
+            jnp.where(early, gain >= jnp.median(gain), gain == gain.max()), context.observation, context.cell
+        )
+
+    fcjax.check_policy(fcjax.Policy(lambda cell: (), select), CELL, num_rounds=20)
 
 
 def test_one_device():

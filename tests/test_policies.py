@@ -99,6 +99,20 @@ def test_no_round_fits_the_budget(x64):
     assert decide(policies.exact(), build_context(drawn, np.float64, budget_s=1e-3)).scheduled.sum() == 1
 
 
+@pytest.mark.parametrize("phi", [1e-30, 1e-20, 1e-12])
+def test_a_tiny_phi_does_not_overflow(phi):
+    """With almost no progress in a round, as many rounds as possible are best: one device."""
+    context = build_context(draw_context(np.random.default_rng(16), 8), np.float32)
+    for make in (policies.fast_converge, policies.exact):
+        assert decide(make(phi), context).scheduled.sum() == 1
+
+
+def test_estimates_that_are_no_numbers():
+    drawn = draw_context(np.random.default_rng(17), 8)
+    context = build_context(drawn | {"delta": np.full(8, np.nan, np.float32)}, np.float32)
+    assert decide(policies.fast_converge(), context).scheduled.sum() == 1
+
+
 def test_devices_that_never_finish_are_left_out(dtype):
     drawn = draw_context(np.random.default_rng(6), 8)
     drawn["gain"][:7] = 0
@@ -208,7 +222,11 @@ def test_parameters_are_data():
         (lambda cell: policies.proportional_fair(2.5).init(cell), "n must be a whole number from 1 to 6"),
         (lambda cell: policies.by_name("best"), "unknown policy 'best': use fc, exact, rd, pf, cs-l, cs-h, as-l"),
         (lambda cell: policies.by_name("fixed-x"), "unknown policy 'fixed-x'"),
-        (lambda cell: policies.by_name("no_such_file:policy"), "'no_such_file' cannot be loaded: ModuleNotFoundError"),
+        (lambda cell: policies.by_name("fixed-05"), "unknown policy 'fixed-05'"),
+        (lambda cell: policies.by_name(None), "the name of a policy must be a string, got None"),
+        (lambda cell: policies.fast_converge(1e-300), "phi must be positive and finite, got 0"),
+        (lambda cell: policies.centralized().init(cell), "centralized is for one trainer, not for 6 devices"),
+        (lambda cell: policies.by_name("no_such_file:policy"), "'no_such_file' cannot be used: ModuleNotFoundError"),
         (lambda cell: policies.by_name("math:sqrt"), "the factory needs a default for x"),
         (lambda cell: policies.by_name("math:no"), "'math' has no policy or factory 'no'; it has"),
         (lambda cell: policies.by_name("builtins:dict"), "must give a fcjax.Policy"),

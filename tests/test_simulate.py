@@ -239,7 +239,7 @@ def test_max_rounds_and_room_for_the_history():
     np.testing.assert_array_equal(run.history.loss, full.history.loss[:3])
     assert most_rounds(experiment) == full.history.accuracy.size == int(6.0 / shortest_round_s(experiment)) + 1
     assert shortest_round_s(experiment) > 48 * 5e-3
-    with pytest.raises(ValueError, match="max_rounds must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match="max_rounds must be 1 or more, and an integer, got 0"):
         fcjax.simulate(jax.random.key(0), policies.random(1), experiment, max_rounds=0)
 
 
@@ -268,6 +268,7 @@ def test_an_impossible_decision_ends_the_run():
     [
         ({"budget_s": 0.1}, r"the budget of 0.1 s is shorter than any round can be: the shortest takes 0.24\d* s"),
         ({"budget_s": -1.0}, "training.budget_s must be positive and finite, got -1"),
+        ({"budget_s": 1e300}, "the budget of 1e[+]300 s has room for .* rounds of 0.24"),
         ({"radius_m": 0.0}, "cell.radius_m must be positive and finite, got 0"),
         ({"observation_error": -0.1}, "observation_error must be zero or more"),
         ({"test_x": np.zeros((0, 8)), "test_y": np.zeros(0)}, "test_x and test_y must hold at least one sample"),
@@ -280,9 +281,22 @@ def test_bad_experiments_are_named(changes, message):
         fcjax.simulate(jax.random.key(0), policies.random(1), tiny.experiment(**changes))
 
 
+@pytest.mark.parametrize(
+    ("key", "policy", "settings", "message"),
+    [
+        (0, policies.random(1), {}, "key must be a random key, such as"),
+        (jax.random.key(0), "fc", {}, "policy must be a fcjax.Policy, such as"),
+        (jax.random.key(0), policies.random(1), {"max_rounds": 2.5}, "max_rounds must be 1 or more, and an integer"),
+    ],
+)
+def test_bad_arguments_are_named(key, policy, settings, message):
+    with pytest.raises(ValueError, match=message):
+        fcjax.simulate(key, policy, tiny.experiment(), **settings)
+
+
 def test_centralised_training_has_all_data_and_no_uploads():
     experiment = fcjax.presets.centralised(tiny.experiment(), speed=4)
-    run = fcjax.simulate(jax.random.key(0), policies.everybody(), experiment)
+    run = fcjax.simulate(jax.random.key(0), policies.centralized(), experiment)
     k = int(run.num_rounds)
     np.testing.assert_array_equal(run.history.round_s[:k], run.history.compute_s[:k, 0])
     assert experiment.data.sizes.tolist() == [int(tiny.experiment().data.sizes.sum())]

@@ -1,8 +1,10 @@
 import _thread
 import dataclasses
 import functools
+import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -163,9 +165,52 @@ def nobody():
         ("fc", {"seeds": 0}, "seeds must have at least one value"),
         (["fc", "fc"], {}, "policy and phi has a value twice"),
         ("fc", {"radius_m": [600.0, 600.0]}, "radius_m has a value twice: 600.0, 600.0"),
+        ("fc", {"seeds": [2**31]}, "seeds must be 0 or more and below 2^31, got 2147483648"),
+        ("fc", {"num_devices": 5.5}, "num_devices must be a whole number, got 5.5"),
+        ("fc", {"budget_s": 1e300}, "the budget of 1e+300 s has room for"),
+        (policies.fixed(2), {}, "policy must be names, or policies by name, such as"),
+        ([policies.fixed(2)], {}, "policy must be names, or policies by name, such as"),
+        ({"a": "fc"}, {}, "policy 'a' must be a fcjax.Policy"),
         ({"mine": nobody()}, {}, "policy 'mine' schedules nobody, in 256 of 256 random rounds"),
     ],
 )
 def test_bad_sweeps_are_named_before_anything_runs(policy, changes, message):
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+    with pytest.raises(ValueError, match=re.escape(message)):
         plan(policy, **SETTINGS | DEFAULTS | changes)
+
+
+def select_loud(key, fraction, context):
+    gain = context.observation.gain
+    return fraction, fcjax.allocate(gain >= fraction * gain.max(), context.observation, context.cell)
+
+
+def loud(fraction):
+    return fcjax.Policy(lambda cell: jnp.asarray(fraction), select_loud)
+
+
+def test_policies_that_share_a_function_are_each_checked():
+    with pytest.raises(ValueError, match="policy 'b' schedules nobody"):
+        plan({"a": loud(0.5), "b": loud(1.5)}, **SETTINGS | DEFAULTS)
+
+
+def test_integers_beside_fractions():
+    """Budgets and parameters of policies are numbers, whatever type the first of them has."""
+    together = fcjax.sweep({"a": loud(1), "b": loud(0.05)}, **SETTINGS | {"budget_s": [2, 2.9], "seeds": np.int64(1)})
+    assert together.num_programs == 1
+    assert together.budget_s.values.tolist() == [2.0, 2.0, 2.9, 2.9]
+    run = fcjax.simulate(jax.random.key(0), loud(0.05), EXPERIMENT(budget_s=2.9))
+    assert_same_bits(together.isel(run=3), run.history, int(run.num_rounds))
+    assert together.rounds.values[2] > together.rounds.values[0]
+
+
+def test_centralized_is_known_by_its_function():
+    names = {"upper": policies.centralized(), "centralized": policies.random(1)}
+    upper, lower = (job.experiment for job in plan(names, **SETTINGS | DEFAULTS))
+    assert len(upper.data.sizes) == 1
+    assert len(lower.data.sizes) == tiny.NUM_DEVICES
+
+
+def test_double_precision_reaches_the_workers():
+    with jax.enable_x64(True):
+        results_ = fcjax.sweep({"a": policies.everybody()}, **SETTINGS | {"budget_s": 2.0, "seeds": 1})
+    assert results_.elapsed_s.dtype == np.float64

@@ -36,7 +36,7 @@ def test_a_sweep_from_the_command_line(script, tmp_path, capsys):
         "    return fcjax.Policy(lambda cell: phi * 1.0, select)\n"
     )
     arguments = ["--policy", "pf", "my_file:loudest", "--phi", "0.1", "0.9", "--distribution", "l1", "iid"]
-    assert script.main([*arguments, "--seeds", "2", "--seed", "5", "--budget", "4", "--out", "here/there"]) == 0
+    assert script.main([*arguments, "--seeds", "2", "--seed", "5", "--budget", "9", "--out", "here/there"]) == 0
     out = tmp_path / "here" / "there"
     names = ["accuracy.pdf", "accuracy.png", "histories.nc", "rounds.pdf", "rounds.png", "summary.csv"]
     assert sorted(path.name for path in out.iterdir()) == names
@@ -50,7 +50,7 @@ def test_a_sweep_from_the_command_line(script, tmp_path, capsys):
     assert all(0 < float(row["best_accuracy"]) <= 1 for row in rows)
     histories = results.load(out / "histories.nc")
     assert histories.command == "python experiments/sweep.py " + " ".join(
-        [*arguments, "--seeds", "2", "--seed", "5", "--budget", "4", "--out", "here/there"]
+        [*arguments, "--seeds", "2", "--seed", "5", "--budget", "9", "--out", "here/there"]
     )
     printed = capsys.readouterr()
     assert "best accuracy (%)" in printed.out
@@ -78,9 +78,9 @@ def test_a_sweep_from_the_command_line(script, tmp_path, capsys):
         (["--devices", "0"], "num_devices must be 1 to"),
         (["--devices", "50"], "batch_size 128 is more than the"),
         (["--seeds", "0"], "--seeds must be 1 or more"),
-        (["--seed", "-1"], "--seed 0 or more"),
+        (["--seed", "-1"], "--seed 0 to 2^31"),
         (["--observation-error", "-1"], "observation_error must be zero or more"),
-        (["--policy", "missing:policy"], "'missing' cannot be loaded"),
+        (["--policy", "missing:policy"], "'missing' cannot be used: ModuleNotFoundError"),
         (["--policy", "file:silent"], "policy 'file:silent' schedules nobody, in 256 of 256 random rounds"),
         (["--policy", "file:broken"], "gives shares that are not numbers"),
         (["--out", "file.py/folder"], "results cannot be written to file.py/folder: Not a directory"),
