@@ -8,6 +8,7 @@ MNIST (20 of 20 devices, about 45 rounds) and are published as 89.9 to 90.3 perc
 """
 
 import argparse
+import functools
 import statistics
 import time
 
@@ -16,15 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from fcjax import data, keys, learning, models
-from fcjax.types import Estimates, Training
-
-NORMALISATION = {"mnist": (0.1307, 0.3081), "cifar10": (0.5, 0.5)}  # mean and standard deviation, as PyTorch's examples
+from fcjax import data, keys, learning, presets
 
 
 def main(argv: list[str] | None = None) -> list[float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", default="mnist", choices=NORMALISATION)
+    parser.add_argument("--dataset", default="mnist", choices=("mnist", "cifar10"))
     parser.add_argument("--distribution", default="iid", help="iid, l1, l2, ..., dir0.1, ... (default: %(default)s)")
     parser.add_argument("--devices", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=45)
@@ -33,12 +31,10 @@ def main(argv: list[str] | None = None) -> list[float]:
     args = parser.parse_args(argv)
 
     dataset = data.load(args.dataset)
-    training = Training(learning_rate=0.01 if args.dataset == "mnist" else 0.02)
-    mean, std = NORMALISATION[args.dataset]
-    model = models.mlp(dataset.train_x.shape[1:], dataset.num_labels, mean=mean, std=std)
-    test_x, test_y, train_x, train_y = map(
-        jnp.asarray, (dataset.test_x, dataset.test_y, dataset.train_x, dataset.train_y)
-    )
+    setting = functools.partial(presets.shi2020, dataset, distribution=args.distribution, num_devices=args.devices)
+    first = setting(seed=0)
+    training, model = first.training, first.model
+    test_x, test_y, train_x, train_y = map(jnp.asarray, (first.test_x, first.test_y, first.data.x, first.data.y))
 
     @jax.jit
     def one_round(key, params, estimates, local):
@@ -49,12 +45,12 @@ def main(argv: list[str] | None = None) -> list[float]:
     accuracy = jax.jit(lambda params: jnp.mean(model.correct(params, test_x, test_y)))
     results, start = [], time.perf_counter()
     for seed in range(args.seeds):
-        parts = data.partition.by_name(args.distribution, dataset.train_y, args.devices, seed=seed)
-        learning.check_batches(training, parts.sizes)
-        local = learning.LocalData(train_x, train_y, jnp.asarray(parts.indices), jnp.asarray(parts.sizes))
+        experiment = setting(seed=seed)
+        learning.check_batches(training, experiment.data.sizes)
+        local = experiment.data._replace(x=train_x, y=train_y)
         init_key, round_key = jax.random.split(jax.random.key(seed))
         params = model.init(init_key)
-        estimates = Estimates(*(jnp.full(args.devices, x) for x in (1.5, 12.0, 2.0)))
+        estimates = jax.tree.map(jnp.asarray, experiment.estimates)
         for index in tqdm(range(args.rounds), desc=f"seed {seed}", unit=" rounds", leave=False):
             trained = one_round(jax.random.fold_in(round_key, index), params, estimates, local)
             params, estimates = trained.params, trained.estimates

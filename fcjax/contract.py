@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from fcjax import checks
 from fcjax.bandwidth import round_time
-from fcjax.policies import of_user
+from fcjax.foreign import of_user
 from fcjax.rounds import RoundKeys, observe
 from fcjax.types import Cell, Decision, Estimates, Policy, RoundContext, Training
 

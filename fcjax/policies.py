@@ -6,16 +6,9 @@ bandwidth optimally (Alg. 1). `by_name` reads the names that command lines use.
 """
 
 import functools
-import importlib
-import importlib.util
 import inspect
 import re
-import sys
-import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import ModuleType
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +17,10 @@ from jax.typing import ArrayLike
 
 from fcjax import bounds, checks, keys
 from fcjax.bandwidth import allocate, allocate_uploads, round_time
+from fcjax.foreign import load_module, of_user
 from fcjax.radio import Upload, required_share, uploads
 from fcjax.sets import fastest_addition, fastest_set, fastest_sets, smallest_mask, time_with_share
 from fcjax.types import Cell, Decision, Policy, RoundContext
-
-T = TypeVar("T")
 
 
 def fast_converge(phi: ArrayLike = 0.05) -> Policy:
@@ -253,7 +245,7 @@ def factory_by_name(name: str) -> Callable[..., Policy]:
     if match := re.fullmatch(r"fixed-(0|[1-9]\d*)", name):
         return functools.partial(fixed, int(match[1]))
     if ":" in name:
-        return _of_user(name)
+        return _users_factory(name)
     raise ValueError(
         f"unknown policy {name!r}: use {', '.join(_NAMED)}, fixed-N (such as fixed-5), or my_file:my_policy"
     )
@@ -284,26 +276,9 @@ def by_name(name: str, *, phi: ArrayLike = 0.05) -> Policy:
     return policy
 
 
-def of_user(what: str, function: Callable[[], T]) -> T:
-    """function(), which a user wrote: whatever it raises becomes a ValueError of one line that says where."""
-    try:
-        return function()
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if "site-packages" not in frame.filename and _HERE not in frame.filename]
-        where = (own or frames)[-1]
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(
-            f"{what} cannot be used: {type(error).__name__}: {reason} ({where.filename}, line {where.lineno})"
-        ) from error
-
-
-_HERE = str(Path(__file__).parent)
-
-
-def _of_user(name: str) -> Callable[..., Policy]:
+def _users_factory(name: str) -> Callable[..., Policy]:
     module_name, _, attribute = name.rpartition(":")
-    module = of_user(f"policy {name!r}: {module_name!r}", lambda: _load_module(module_name))
+    module = of_user(f"policy {name!r}: {module_name!r}", lambda: load_module(module_name))
     found = getattr(module, attribute, None)
     if isinstance(found, Policy):
         return lambda: found
@@ -322,17 +297,3 @@ def _of_user(name: str) -> Callable[..., Policy]:
     if required:
         raise ValueError(f"policy {name!r}: the factory needs a default for {', '.join(required)}")
     return found
-
-
-def _load_module(name: str) -> ModuleType:
-    """A module by its import name, or by the path of its file, with or without .py."""
-    path = Path(name if name.endswith(".py") else f"{name}.py")
-    if not path.is_file():
-        return importlib.import_module(name)
-    own_name = f"fcjax_user_{path.stem}"  # so that a file called random.py takes nobody's place
-    spec = importlib.util.spec_from_file_location(own_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[own_name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

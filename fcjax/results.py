@@ -4,7 +4,7 @@ The data set has the dimensions run, round and device. The settings of a run (po
 of `run`; histories are (run, round) or (run, round, device), and NaN where a run had no such round or device:
 
     results = fcjax.results.load("histories.nc")
-    results.accuracy.groupby(["policy", "distribution"]).max(...)
+    results.accuracy.max("round").groupby(["policy", "distribution"]).mean()
     results.accuracy.where(results.policy == "fc", drop=True)
 """
 

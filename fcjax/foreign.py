@@ -1,0 +1,43 @@
+"""Code that users wrote: how it is found, and how its errors are told."""
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def of_user(what: str, function: Callable[[], T]) -> T:
+    """function(), which a user wrote: whatever it raises becomes a ValueError of one line that says where."""
+    try:
+        return function()
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if "site-packages" not in frame.filename and _HERE not in frame.filename]
+        where = (own or frames)[-1]
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"{what} cannot be used: {type(error).__name__}: {reason} ({where.filename}, line {where.lineno})"
+        ) from error
+
+
+_HERE = str(Path(__file__).parent)
+
+
+def load_module(name: str) -> ModuleType:
+    """A module by its import name, or by the path of its file, with or without .py."""
+    path = Path(name if name.endswith(".py") else f"{name}.py")
+    if not path.is_file():
+        return importlib.import_module(name)
+    own_name = f"fcjax_user_{path.stem}"  # so that a file called random.py takes nobody's place
+    spec = importlib.util.spec_from_file_location(own_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[own_name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
