@@ -19,7 +19,7 @@ from fcjax import bounds, checks, keys
 from fcjax.bandwidth import allocate, allocate_uploads, round_time
 from fcjax.foreign import load_module, of_user
 from fcjax.radio import Upload, required_share, uploads
-from fcjax.sets import fastest_addition, fastest_set, fastest_sets, smallest_mask, time_with_share
+from fcjax.sets import cheapest_set, fastest_addition, fastest_set, smallest_mask, time_with_share
 from fcjax.types import Cell, Decision, Policy, RoundContext
 
 
@@ -48,9 +48,9 @@ def exact(phi: ArrayLike = 0.05) -> Policy:
 
 
 def _select_exact(key: Array, phi: Array, context: RoundContext) -> tuple[Array, Decision]:
-    round_s, scheduled = fastest_sets(context.observation, context.cell)
-    best = jnp.argmin(objective(jnp.arange(1, round_s.size + 1), round_s, phi, context))
-    return phi, allocate(scheduled[best], context.observation, context.cell)
+    upload = _uploads(context)
+    scheduled = cheapest_set(lambda n, round_s: objective(n, round_s, phi, context), lax.stop_gradient(upload))
+    return phi, allocate_uploads(scheduled, upload)
 
 
 def fixed(n: ArrayLike) -> Policy:
@@ -130,7 +130,7 @@ def _select_asymptotic(key: Array, threshold_s: Array, context: RoundContext) ->
     # A set is done by the threshold iff the shares it needs for that sum to 1 at most.
     share = jnp.sort(required_share(threshold_s, context.observation, context.cell))
     n = jnp.maximum(jnp.sum(jnp.cumsum(share) <= 1), 1)
-    return threshold_s, allocate_uploads(fastest_set(n, upload), upload)
+    return threshold_s, allocate_uploads(fastest_set(n, upload)[0], upload)
 
 
 def everybody() -> Policy:

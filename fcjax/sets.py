@@ -1,11 +1,13 @@
-"""Which set of devices is fastest: of each size, and one device more than a given set.
+"""Which set of devices is fastest: of each size, of the size that a cost chooses, and one more than a given set.
 
-Both rest on one fact. Required shares fall as t grows, so a set is done by t iff its shares at t sum to at most 1; and
+All rest on one fact. Required shares fall as t grows, so a set is done by t iff its shares at t sum to at most 1; and
 of the sets that are considered, the one with the smallest shares at t has the least sum. From any of them, taking the
 smallest shares at its own round time therefore gives a set that is no slower. Repeated until nothing changes, this ends
 at the fastest set: all others have larger shares at its round time, hence a sum of at least 1, and finish no earlier.
 Mostly one or two repetitions are enough.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +51,7 @@ def _fastest_sets(upload: Upload) -> tuple[Array, Array]:
     sizes = jnp.minimum(jnp.arange(1, num_batches * batch + 1), num_devices)
 
     def solve(size):
-        scheduled = fastest_set(size, frozen)
+        scheduled, _ = fastest_set(size, frozen)
         return allocate_uploads(scheduled, upload).round_s, scheduled
 
     round_s, scheduled = lax.map(jax.vmap(solve), sizes.reshape(num_batches, batch))
@@ -58,8 +60,8 @@ def _fastest_sets(upload: Upload) -> tuple[Array, Array]:
     return lax.cummax(round_s), scheduled
 
 
-def fastest_set(size: Array, upload: Upload) -> Array:
-    """The set of `size` devices that can finish earliest, (M,) bool."""
+def fastest_set(size: Array, upload: Upload) -> tuple[Array, Array]:
+    """The set of `size` devices that can finish earliest, (M,) bool, and when it does, () s."""
     can_finish = able(upload)
 
     def improve(state):
@@ -72,7 +74,39 @@ def fastest_set(size: Array, upload: Upload) -> Array:
 
     by_equal_split = smallest_mask(time_with_share(1 / size.astype(upload.unit_s.dtype), upload), size)
     start = by_equal_split, jnp.full((), jnp.inf, upload.unit_s.dtype), by_equal_split, jnp.array(True)
-    return lax.while_loop(lambda state: state[-1], improve, start)[0]
+    scheduled, round_s, _, _ = lax.while_loop(lambda state: state[-1], improve, start)
+    return scheduled, round_s
+
+
+def cheapest_set(cost: Callable[[Array, Array], Array], upload: Upload) -> Array:
+    """Of the fastest sets of all sizes, the one for which cost(size, round_s) is least, (M,) bool; of equals, the smaller.
+
+    The cost must not fall as round_s grows. Then few sizes have to be solved: larger sets are no faster, so that the
+    round time of a set gives every larger size a bound on its cost. The size with the least bound is either solved,
+    hence the cheapest, or lies between solved ones, and the middle of these is solved next.
+    """
+    num_devices = upload.unit_s.size
+    sizes = jnp.arange(1, num_devices + 1)
+
+    def bounds(least_s):
+        bound = cost(sizes, least_s)
+        return jnp.where(jnp.isnan(bound), jnp.inf, bound)
+
+    def solve(size, solved, least_s):
+        _, round_s = fastest_set(size, upload)
+        return solved | (sizes == size), jnp.where(sizes >= size, jnp.maximum(least_s, round_s), least_s)
+
+    def narrow(state):
+        solved, least_s, size = state
+        below = jnp.max(jnp.where(solved & (sizes < size), sizes, 0))
+        above = jnp.min(jnp.where(solved & (sizes > size), sizes, num_devices + 1))
+        solved, least_s = solve((below + above) // 2, solved, least_s)
+        return solved, least_s, sizes[jnp.argmin(bounds(least_s))]
+
+    solved, least_s = solve(sizes[0], jnp.zeros(num_devices, bool), jnp.zeros_like(upload.unit_s))
+    start = solved, least_s, sizes[jnp.argmin(bounds(least_s))]
+    _, _, size = lax.while_loop(lambda state: ~state[0][state[2] - 1], narrow, start)
+    return fastest_set(size, upload)[0]
 
 
 def fastest_addition(scheduled: Array, upload: Upload) -> tuple[Array, Array]:
