@@ -1,8 +1,8 @@
 """Does many runs in few programs, on all devices.
 
 Runs that differ in numbers only share one compiled program, whatever their policies. Workers take runs from a queue,
-advance them by some rounds at a time, and take the next ones when these have ended. On a CPU there is a worker for each
-core, with one run; an accelerator has one worker, with many runs side by side.
+advance them by some rounds at a time, and take the next ones when these have ended. Each core of a CPU has a worker,
+with one run; each accelerator has one, with many runs side by side.
 
 All workers run the same instructions, made for a single device: a run gives the same bits alone, in a sweep, beside any
 other, and on any number of devices. (A program that XLA partitions over devices rounds otherwise.)
@@ -10,12 +10,10 @@ other, and on any number of devices. (A program that XLA partitions over devices
 
 import dataclasses
 import functools
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import jax
@@ -23,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fcjax import checks, results
+from fcjax import checks, devices, results
 from fcjax.experiment import Experiment, most_rounds
 from fcjax.progress import Progress, in_this_precision
 from fcjax.rounds import Record, State, Stop, as_decision
@@ -134,11 +132,8 @@ class _Batch:
 
     def __init__(self, jobs: Sequence[Job]):
         self.jobs = jobs
-        devices = jax.devices()
-        accelerated = devices[0].platform != "cpu"
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        per_device = 1 if accelerated else max(1, cores // len(devices))
-        self.workers = (devices * per_device)[: len(jobs)]
+        self.workers = devices.available()[: len(jobs)]
+        accelerated = devices.is_accelerated()
         self._num_slots = min(SIDE_BY_SIDE, -(-len(jobs) // len(self.workers))) if accelerated else 1
 
         self._policies = list({job.policy.select: job.policy for job in jobs}.values())
@@ -152,17 +147,12 @@ class _Batch:
         self._policy_states = self._init_policies()
         shared = [leaf for leaf, shared in zip(leaves[0], is_shared, strict=True) if shared]
         self._shared = {device: jax.device_put(shared, device) for device in set(self.workers)}
-        self._join = functools.partial(_experiment, structure=jax.tree.structure(experiments[0]), is_shared=is_shared)
         selects = tuple(policy.select for policy in self._policies)
-        program = _program(self._join.keywords["structure"], is_shared, selects, accelerated)
+        program = _program(jax.tree.structure(experiments[0]), is_shared, selects, accelerated)
 
-        def compiled(device: Any) -> Any:
-            slots, states = (_stack([value] * self._num_slots) for value in self._begin(0, device))
-            return program.lower(*jax.device_put((slots, states), device), self._shared[device]).compile()
-
-        with ThreadPoolExecutor() as pool:
-            programs = pool.map(in_this_precision(compiled), self._shared)
-            self._compiled = dict(zip(self._shared, programs, strict=True))
+        some = [_stack([value] * self._num_slots) for value in self._begin(0)]
+        lower = lambda device: program.lower(*jax.device_put(some, device), self._shared[device])  # noqa: E731
+        self._compiled = devices.compile_for(self.workers, lower)
 
     def work(self, device: Any, waiting: queue.SimpleQueue, news: queue.SimpleQueue, stop: threading.Event) -> None:
         """Puts one run after another through the slots of a worker, and tells how far they are."""
@@ -174,7 +164,7 @@ class _Batch:
     def _work(self, device: Any, waiting: queue.SimpleQueue, news: queue.SimpleQueue, stop: threading.Event) -> None:
         inside = [_next(waiting) for _ in range(self._num_slots)]
         records: dict[int | None, list] = {index: [] for index in inside}
-        begun = [self._begin(index or 0, device) for index in inside]
+        begun = [self._begin(index or 0) for index in inside]
         slots, states = (jax.device_put(_stack(part), device) for part in zip(*begun, strict=True))
         while any(index is not None for index in inside) and not stop.is_set():
             states, chunk = self._compiled[device](slots, states, self._shared[device])
@@ -187,13 +177,14 @@ class _Batch:
                 if why[slot] == Stop.NOT_YET:
                     news.put((index, min(float(elapsed_s[slot]) / self.jobs[index].labels["budget_s"], 1.0)))
                     continue
-                ended = jax.tree.map(lambda leaf, slot=slot: leaf[slot], states)
+                ended = jax.tree.map(lambda leaf, slot=slot: _on_host(leaf)[slot], states)
                 news.put((index, results.finish(self.jobs[index].labels, records.pop(index), ended)))
                 following = inside[slot] = _next(waiting)
                 if following is not None:
                     records[following] = []
-                    put = lambda all_, new, slot=slot: all_.at[slot].set(new)  # noqa: E731
-                    slots, states = jax.tree.map(put, (slots, states), self._begin(following, device))
+                    put = functools.partial(_with_slot, slot)
+                    changed = jax.tree.map(put, (slots, states), self._begin(following))
+                    slots, states = jax.device_put(changed, device)
 
     def _init_policies(self) -> list[tuple[np.int32, tuple]]:
         """For each run the number of its policy in the program, and states for all policies, of which that counts."""
@@ -205,12 +196,13 @@ class _Batch:
             states.append(tuple(policy.init(job.experiment.cell) for policy in owners))
         return list(zip(map(np.int32, numbers), _promoted(states), strict=True))
 
-    def _begin(self, index: int, device: Any) -> tuple[_Slot, State]:
-        """A run before its first round."""
+    def _begin(self, index: int) -> tuple[_Slot, State]:
+        """A run before its first round, as arrays of the host."""
         job = self.jobs[index]
-        key = jax.device_put(jax.random.key(job.labels["seed"]), device)
-        state = begin(key, self._policy_states[index], self._join(self._own[index], self._shared[device]))
-        return _Slot(jax.random.key_data(key), self._own[index], np.int32(most_rounds(job.experiment))), state
+        key = jax.random.key(job.labels["seed"])
+        state = begin(key, self._policy_states[index], job.experiment)
+        slot = _Slot(jax.random.key_data(key), self._own[index], np.int32(most_rounds(job.experiment)))
+        return jax.tree.map(_on_host, (slot, state))
 
 
 def _next(waiting: queue.SimpleQueue) -> int | None:
@@ -235,6 +227,15 @@ def _promoted(trees: list[T]) -> list[T]:
         columns.append(column)
     rows = list(zip(*columns, strict=True)) if columns else [()] * len(trees)
     return [jax.tree.unflatten(jax.tree.structure(tree), row) for tree, row in zip(trees, rows, strict=True)]
+
+
+def _with_slot(slot: int, leaves: Any, new: Any) -> Any:
+    # A single slot is put in place as it is: no program has to be compiled for that.
+    return leaves.at[slot].set(new) if len(leaves) > 1 else new[None]
+
+
+def _on_host(leaf: Any) -> Any:
+    return leaf if _is_key(leaf) else np.asarray(leaf)
 
 
 def _is_key(leaf: Any) -> bool:

@@ -79,7 +79,7 @@ def fastest_set(size: Array, upload: Upload) -> tuple[Array, Array]:
 
 
 def cheapest_set(cost: Callable[[Array, Array], Array], upload: Upload) -> Array:
-    """Of the fastest sets of all sizes, the one for which cost(size, round_s) is least, (M,) bool; of equals, the smaller.
+    """Of the fastest sets of all sizes, the one whose cost(size, round_s) is least, (M,) bool; of equals, the smaller.
 
     The cost must not fall as round_s grows. Then few sizes have to be solved: larger sets are no faster, so that the
     round time of a set gives every larger size a bound on its cost. The size with the least bound is either solved,
