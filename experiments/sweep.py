@@ -65,6 +65,7 @@ def main(argv: list[str] | None = None) -> int:
             raise ValueError(f"--seeds must be 1 or more and --seed 0 to 2^31, got {args.seeds} and {args.seed}")
         import fcjax  # after --help and the cheapest errors: it takes seconds
 
+        fcjax.devices.keep_programs()
         with warnings.catch_warnings():
             warnings.simplefilter("default")
             warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)

@@ -1,30 +1,33 @@
-"""What sweeps run on: all accelerators, or the cores of a CPU, each as a device of its own."""
+"""What sweeps run on: all accelerators, or the cores of a CPU, each as a device of its own; and compiling for them."""
 
 import contextlib
 import functools
+import hashlib
 import os
+import platform
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
 from jax.experimental import serialize_executable
 from jax.stages import Compiled, Lowered
 
+from fcjax.data import store
 from fcjax.progress import in_this_precision
 
 
-def available() -> Sequence[jax.Device]:
-    """One entry for each program that can run at the same time as the others."""
-    devices = jax.devices()
-    return devices if is_accelerated() else _cores(_num_cores())
+def for_programs(number: int) -> Sequence[jax.Device]:
+    """Up to so many devices, for programs that run at the same time."""
+    return (jax.devices() if is_accelerated() else _cores(num_cores()))[:number]
 
 
 def is_accelerated() -> bool:
     return jax.default_backend() != "cpu"
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -65,18 +68,50 @@ def compile_for(devices: Sequence[jax.Device], lower: Callable[[jax.Device], Low
         with ThreadPoolExecutor() as pool:
             return dict(zip(devices, pool.map(in_this_precision(lambda d: lower(d).compile()), devices), strict=True))
     # What was compiled for one core runs on all: each is the first device of its own client.
+    if _kept_in():
+        return {core: lower(core).compile() for core in devices}  # all but the first from the cache on disk
     compiled = lower(devices[0]).compile()
     executable = compiled.runtime_executable()
     if executable not in _copies:
-        # At once, because a program that has run can no longer be copied.
+        # At once: XLA cannot copy a program that has run, nor, without telling, one that it has from its cache on disk.
         _copies[executable] = serialize_executable.serialize(compiled), {devices[0]: compiled}
-    (payload, *trees), programs = _copies[executable]
+    (payload, in_tree, out_tree), programs = _copies[executable]
     for core in devices:
         if core not in programs:
-            programs[core] = serialize_executable.deserialize_and_load(
-                payload, trees[0], trees[1], backend=core.client, execution_devices=[core]
-            )
+            load = serialize_executable.deserialize_and_load
+            programs[core] = load(payload, in_tree, out_tree, backend=core.client, execution_devices=[core])
     return programs
 
 
 _copies: dict[Any, tuple[tuple, dict[jax.Device, Compiled]]] = {}  # by what was compiled
+
+
+def keep_programs(cache_dir: str | os.PathLike | None = None) -> None:
+    """Lets JAX keep what it compiles on disk, for the next process; where it has been told a place, that one stays.
+
+    Programs for a CPU hold the instructions of the CPU that compiled them, and JAX does not tell one from another: each
+    kind gets a folder of its own, so that a home folder can be shared by several. A damaged entry costs a warning.
+
+    Args:
+      cache_dir: by default FCJAX_CACHE_DIR or the user's cache folder.
+    """
+    if _kept_in():
+        return
+    folder = store.cache_folder(cache_dir) / "programs" / _processor()
+    with contextlib.suppress(OSError):  # then they are compiled anew
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
+def _kept_in() -> str | None:
+    return getattr(jax.config, "jax_compilation_cache_dir", None)
+
+
+def _processor() -> str:
+    """A name for this kind of processor, made from what it can do."""
+    features = {platform.machine(), platform.processor()}
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        features |= {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
+    return hashlib.sha256("\n".join(sorted(features)).encode()).hexdigest()[:16]

@@ -132,7 +132,7 @@ class _Batch:
 
     def __init__(self, jobs: Sequence[Job]):
         self.jobs = jobs
-        self.workers = devices.available()[: len(jobs)]
+        self.workers = devices.for_programs(len(jobs))
         accelerated = devices.is_accelerated()
         self._num_slots = min(SIDE_BY_SIDE, -(-len(jobs) // len(self.workers))) if accelerated else 1
 

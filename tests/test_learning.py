@@ -286,3 +286,16 @@ def test_data_that_do_not_fit_are_named(change, message):
 def test_batches_that_cannot_be_are_named(training, sizes, message):
     with pytest.raises(ValueError, match=message):
         learning.check_batches(training, np.array(sizes))
+
+
+@pytest.mark.parametrize("width", [None, 2])
+def test_without_estimation_the_model_is_the_same_and_the_estimates_stay(width):
+    data, training, model, params, start = setting(jnp.float32)
+    arguments = (keys.per_device(jax.random.key(3), NUM_DEVICES), params, np.arange(NUM_DEVICES) % 2 == 0, start)
+    with_, without = (
+        train(*arguments, data, training, model, width=width, estimate_on=estimate_on)
+        for estimate_on in ("batch", None)
+    )
+    jax.tree.map(np.testing.assert_array_equal, without.params, with_.params)
+    assert without.loss == with_.loss
+    jax.tree.map(np.testing.assert_array_equal, without.estimates, start)

@@ -1,0 +1,250 @@
+"""What a round costs, where it goes, and how near that is to what the machine can do.
+
+Measures in turns, with one run on each core, (the single rounds of 2. and 3. five times as often as whole sweeps)
+  1. the speed of a large matrix product, which sets the limit: 4 x 50176 operations for a training sample (the first
+     layer needs no gradient of its input) and 2 x 50176 for a test sample, of which each round takes all 10,000;
+  2. the parts of a round of Alg. 3 under FC, in the middle of a run;
+  3. rounds of n of 20 devices: training and testing alone, and all of Alg. 3;
+  4. whole sweeps of 1, 5 and 20 seeds.
+
+    python experiments/benchmarks/engine.py      # about 5 minutes
+"""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import report
+from jax import lax
+
+import fcjax
+from fcjax import devices, keys, learning, rounds
+from fcjax.simulate import advance, begin
+
+NUM_DEVICES = 20
+NUMBERS = (1, 3, 6, 12, 20)
+SEEDS = (1, 5, 20)
+WEIGHTS = 784 * 64  # of the first layer; the second has a hundredth
+ROUNDS = 16  # in a program
+CORES = devices.num_cores()
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = report.parser(__doc__)
+    args = parser.parse_args(argv)
+    print(report.machine())
+    experiment = jax.tree.map(np.asarray, fcjax.presets.shi2020("mnist", distribution="l1"))
+    samples = dataclasses.replace(experiment.training, num_samples=np.asarray(experiment.data.sizes, np.float32))
+    experiment = dataclasses.replace(experiment, training=samples)
+    later = Later(experiment)
+    peak = {"peak": matrix_product()}
+
+    parts = later.parts()
+    figures = report.in_turns(peak | parts, 5 * args.repetitions)
+    part_rows = [
+        {"part": part, "ms": 1e3 * seconds, "% of the round": 100 * seconds / figures["whole round"]}
+        for part, seconds in split(figures).items()
+    ]
+    scheduled = float(np.sum(later.records.scheduled)) / ROUNDS
+    title = (
+        f"A round of FC, {scheduled:.1f} of {NUM_DEVICES} devices scheduled, {CORES} runs at a time: ms for each round"
+    )
+    table = report.tell("engine_parts", title, part_rows, args.out)
+
+    cases = peak | {"testing": parts["testing"]}
+    for n in NUMBERS:
+        cases[f"training and testing, n = {n}"] = later.training(n, estimate_on=None, test=True)
+        cases[f"Alg. 3, n = {n}"] = later.rounds_of(n)
+    figures = report.in_turns(cases, 5 * args.repetitions)
+    print(f"\npeak of matrix products, {CORES} cores: {figures['peak']:.0f} GFLOP/s")
+    round_rows = []
+    for n in NUMBERS:
+        limit = 1e9 * figures["peak"] / operations(n)
+        alone, whole = (1 / figures[f"{what}, n = {n}"] for what in ("training and testing", "Alg. 3"))
+        row = {"n": n, "limit (rounds/s)": limit, "training and testing": alone, "% of limit": 100 * alone / limit}
+        row |= {"all of Alg. 3": whole, "% of the limit": 100 * whole / limit}
+        row["ms but for testing"] = 1e3 * (1 / whole - figures["testing"])
+        round_rows.append(row)
+    report.tell("engine_rounds", "Rounds of n devices, rounds/s", round_rows, args.out)
+    one, all_ = round_rows[0]["ms but for testing"], round_rows[-1]["ms but for testing"]
+    print(f"But for testing, a round of 1 device costs {one / all_:.3f} of one of {NUM_DEVICES}.")
+
+    sweeps = sweep_cases(later)
+    figures = report.in_turns({"peak": peak["peak"]} | sweeps, args.repetitions)
+    sweep_rows = [
+        {"n": n, "seeds": seeds, "rounds/s": figures[f"n = {n}, {seeds} seeds"]}
+        | {"% of limit": 100 * figures[f"n = {n}, {seeds} seeds"] * operations(n) / figures["peak"] / 1e9}
+        for n in NUMBERS
+        for seeds in SEEDS
+    ]
+    report.tell("engine_sweeps", "Sweeps with all of Alg. 3, rounds/s", sweep_rows, args.out)
+    draw(table, round_rows, args.out)
+
+
+def operations(n: int) -> float:
+    """Of a round, for training n devices and testing."""
+    return (n * 5 * 128 * 4 + 10_000 * 2) * WEIGHTS
+
+
+def on_all_cores(step: Callable, carry: Any, shared: Any, num_rounds: int = ROUNDS) -> Callable[[], float]:
+    """Measures step(carry, index, shared) -> carry, kept: the time divided by all rounds that all cores have done."""
+    cores = devices.for_programs(CORES)
+    program = jax.jit(lambda carry, shared: lax.scan(lambda c, i: step(c, i, shared), carry, jnp.arange(num_rounds)))
+    inputs = {core: jax.device_put((carry, shared), core) for core in cores}
+    programs = devices.compile_for(cores, lambda core: program.lower(*inputs[core]))
+
+    def work(core):
+        jax.block_until_ready(programs[core](*inputs[core]))
+
+    def measure() -> float:
+        threads = [threading.Thread(target=work, args=(core,)) for core in cores]
+        start = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return (time.perf_counter() - start) / num_rounds / len(cores)
+
+    measure()
+    return measure
+
+
+def matrix_product(size: int = 1024) -> Callable[[], float]:
+    """GFLOP/s of all cores together."""
+    ones = np.full((size, size), 1e-3, np.float32)
+    measure = on_all_cores(lambda b, _, a: (a @ b, None), ones, ones)
+    return lambda: 2 * size**3 / measure() / 1e9
+
+
+class Later:
+    """A run under FC that has come so far that about as many devices are scheduled as in most of its rounds."""
+
+    def __init__(self, experiment: fcjax.Experiment, num_rounds: int = 48):
+        self.experiment = experiment
+        self.policy = fcjax.policies.fast_converge(0.05)
+        self.key = jax.random.key(0)
+        first = begin(self.key, self.policy.init(experiment.cell), experiment)
+        go_on = jax.jit(lambda state, e, n: advance(self.key, state, e, self.policy.select, 10**6, n), static_argnums=2)
+        state, _ = go_on(first, experiment, num_rounds)
+        self.state = jax.tree.map(np.asarray, state)
+        self.records = jax.tree.map(np.asarray, go_on(state, experiment, ROUNDS)[1])
+
+    def parts(self) -> dict[str, Callable[[], float]]:
+        seen = fcjax.Observation(self.records.gain, self.records.compute_s)
+
+        def observe(carry, index, experiment):
+            draw = rounds.RoundKeys(
+                *jax.random.split(jax.random.fold_in(self.key, index), len(rounds.RoundKeys._fields))
+            )
+            truth = rounds.observe(draw, experiment.cell, experiment.training)
+            return carry, rounds.misjudge(draw.error, truth, experiment.observation_error)
+
+        def schedule(policy_state, index, shared):
+            experiment, state, seen = shared
+            observation = jax.tree.map(lambda x: x[index], seen)
+            context = fcjax.RoundContext(
+                observation, state.estimates, experiment.cell, experiment.training, state.elapsed_s, index
+            )
+            return self.policy.select(self.key, policy_state, context)
+
+        def test(params, _, experiment):
+            params = jax.tree.map(lambda x: 0.999 * x, params)  # or else it would be done once for all rounds
+            return params, rounds.evaluate(params, experiment.model, experiment.test_x, experiment.test_y)
+
+        def everything(state, _, experiment):
+            state, record = advance(self.key, state, experiment, self.policy.select, 10**6, 1)
+            return state, record
+
+        return {
+            "observation": on_all_cores(observe, np.zeros(()), self.experiment),
+            "scheduling and allocation": on_all_cores(schedule, self.state.policy, (self.experiment, self.state, seen)),
+            "training": self.training(None, estimate_on=None),
+            "training with estimation": self.training(None, estimate_on="batch"),
+            "testing": on_all_cores(test, self.state.params, self.experiment),
+            "whole round": on_all_cores(everything, self.state, self.experiment),
+        }
+
+    def training(self, n: int | None, estimate_on: Any, test: bool = False) -> Callable[[], float]:
+        """Rounds of the devices that FC has scheduled, or of n."""
+        order = np.random.default_rng(0).permuted(np.tile(np.arange(NUM_DEVICES), (ROUNDS, 1)), axis=1)
+        masks = self.records.scheduled if n is None else order < n
+
+        def step(params, index, shared):
+            experiment, masks = shared
+            trained = learning.train_round(
+                keys.per_device(jax.random.fold_in(self.key, index), NUM_DEVICES),
+                params,
+                masks[index],
+                experiment.estimates,
+                experiment.data,
+                experiment.training,
+                experiment.model,
+                width=1,
+                estimate_on=estimate_on,
+            )
+            score = (
+                rounds.evaluate(trained.params, experiment.model, experiment.test_x, experiment.test_y) if test else ()
+            )
+            return trained.params, (trained.loss, trained.estimates, score)
+
+        return on_all_cores(step, self.state.params, (self.experiment, masks))
+
+    def rounds_of(self, n: int) -> Callable[[], float]:
+        """Rounds of Alg. 3 in which n devices are scheduled."""
+        policy = fcjax.policies.fixed(n)
+        state = dataclasses.replace(self.state, policy=np.asarray(policy.init(self.experiment.cell)))
+        step = lambda state, _, experiment: advance(self.key, state, experiment, policy.select, 10**6, 1)  # noqa: E731
+        return on_all_cores(step, state, endless(self.experiment))
+
+
+def endless(experiment: fcjax.Experiment) -> fcjax.Experiment:
+    return dataclasses.replace(experiment, training=dataclasses.replace(experiment.training, budget_s=np.float32(1e6)))
+
+
+def split(figures: dict[str, float]) -> dict[str, float]:
+    """The parts of a round; bookkeeping is what is left of it."""
+    parts = {name: figures[name] for name in ("observation", "scheduling and allocation", "training")}
+    parts["estimation"] = figures["training with estimation"] - figures["training"]
+    parts["testing"] = figures["testing"]
+    parts["bookkeeping"] = figures["whole round"] - sum(parts.values())
+    return parts | {"whole round": figures["whole round"]}
+
+
+def sweep_cases(later: Later) -> dict[str, Callable[[], float]]:
+    """Rounds/s of sweeps whose runs have some 25 rounds each; compiling is not counted."""
+    cases = {}
+    for n in NUMBERS:
+        policy = fcjax.policies.fixed(n)
+        run = fcjax.simulate(later.key, policy, endless(later.experiment), max_rounds=8)
+        budget_s = 25 * float(np.mean(run.history.round_s))
+        for seeds in SEEDS:
+
+            def measure(n=n, policy=policy, budget_s=budget_s, seeds=seeds):
+                results = fcjax.sweep({f"fixed-{n}": policy}, seeds=seeds, budget_s=budget_s)
+                return int(np.sum(~np.isnan(results.accuracy))) / results.run_s
+
+            cases[f"n = {n}, {seeds} seeds"] = measure
+    return cases
+
+
+def draw(parts, rows, out) -> None:
+    figure, (left, right) = report.plt.subplots(1, 2, figsize=(10, 3.5))
+    shown = parts[parts.part != "whole round"]
+    left.barh(shown.part, shown.ms)
+    left.invert_yaxis()
+    left.set_xlabel(f"ms of a round, {CORES} cores")
+    numbers = [row["n"] for row in rows]
+    for name, style in (("limit (rounds/s)", "k--"), ("training and testing", "o-"), ("all of Alg. 3", "s-")):
+        right.plot(numbers, [row[name] for row in rows], style, label=name.removesuffix(" (rounds/s)"))
+    right.set(xlabel="scheduled devices", ylabel="rounds/s", ylim=(0, None), xticks=numbers)
+    right.legend()
+    report.save(figure, "engine", out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Peak memory of a process against the number of seeds and of devices.
+
+Each row is a process of its own that does one sweep (or one `jax.vmap` of `simulate`) of FC on MNIST, 5 simulated
+seconds long, and tells the most memory that it ever held. All seeds share one copy of the images.
+
+    python experiments/benchmarks/memory.py      # about 5 minutes
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+
+import report
+
+SWEEPS = ((1, 20), (10, 20), (100, 20), (1, 100), (1, 400))  # seeds, devices: 400 have the samples of a mini-batch each
+BUDGET_S = 5.0
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = report.parser(__doc__)
+    parser.add_argument("--case", nargs=3, metavar=("HOW", "SEEDS", "DEVICES"), help="measure this in this process")
+    args = parser.parse_args(argv)
+    if args.case:
+        how, seeds, num_devices = args.case
+        print(json.dumps(measure(how, int(seeds), int(num_devices))))
+        return
+    print(report.machine())
+    rows = []
+    for how, seeds, num_devices in [*(("sweep", *sizes) for sizes in SWEEPS), ("vmap", 1, 20), ("vmap", 100, 20)]:
+        command = [sys.executable, __file__, "--case", how, str(seeds), str(num_devices)]
+        row = {"how": how, "seeds": seeds, "M": num_devices}
+        lines = [
+            json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            for _ in range(args.repetitions)
+        ]
+        lines.sort(key=lambda line: line["peak GB"])
+        rows.append(row | lines[len(lines) // 2])
+        print(rows[-1], flush=True)
+    for row in rows:
+        one = next(first for first in rows if (first["how"], first["M"], first["seeds"]) == (row["how"], row["M"], 1))
+        row["GB above one seed"] = row["peak GB"] - one["peak GB"]
+    table = report.tell("memory", f"Peak memory, FC on MNIST for {BUDGET_S:g} simulated s", rows, args.out)
+
+    figure, (left, right) = report.plt.subplots(1, 2, figsize=(8, 3), sharey=True)
+    for how, shown in table[table["M"] == 20].groupby("how"):
+        left.semilogx(shown["seeds"], shown["peak GB"], "o-", label=how)
+    by_devices = table[(table["seeds"] == 1) & (table["how"] == "sweep")]
+    right.semilogx(by_devices["M"], by_devices["peak GB"], "o-")
+    left.set(xlabel="seeds, 20 devices", ylabel="peak memory (GB)", ylim=(0, None))
+    right.set(xlabel="devices, one seed")
+    left.legend()
+    report.save(figure, "memory", args.out)
+
+
+def measure(how: str, seeds: int, num_devices: int) -> dict[str, float]:
+    import jax
+
+    import fcjax
+
+    start = time.monotonic()
+    if how == "sweep":
+        fcjax.sweep("fc", distribution="iid", seeds=seeds, num_devices=num_devices, budget_s=BUDGET_S)
+    else:
+        experiment = fcjax.presets.shi2020("mnist", distribution="iid", num_devices=num_devices, budget_s=BUDGET_S)
+        policy = fcjax.policies.fast_converge(0.05)
+        run = jax.vmap(lambda key: fcjax.simulate(key, policy, experiment))
+        jax.block_until_ready(run(jax.random.split(jax.random.key(0), seeds)))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, on macOS bytes
+    return {"peak GB": peak * (1 if sys.platform == "darwin" else 1024) / 1e9, "s": time.monotonic() - start}
+
+
+if __name__ == "__main__":
+    main()

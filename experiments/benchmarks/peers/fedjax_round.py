@@ -1,0 +1,75 @@
+# /// script
+# requires-python = "==3.11.*"
+# dependencies = [
+#     "fedjax==0.0.17",
+#     "jax==0.5.3",
+#     "jaxlib==0.5.3",
+#     "dm-haiku==0.0.17",
+#     "ml-dtypes==0.6.0",
+#     "numpy==2.4.6",
+#     "optax==0.2.8",
+#     "scipy==1.17.1",
+# ]
+# ///
+"""FedJAX as a peer: its federated_averaging, client sampler, shuffled batches, metrics and a Haiku model.
+
+JAX 0.5.3 is the newest that FedJAX 0.0.17 runs on: JAX 0.6 took away jax.tree_map, which FedJAX calls. Clients
+train one after the other by the default for-each-client backend, "jit", which compiles a step, not a client or a
+round; XLA may use both cores within a step. "debug" does not compile at all, and "pmap" over two CPU devices needs
+a flag of JAX to work at all on 0.5 and was no faster. The scaled data stay numpy arrays, as FedJAX keeps them, so a
+mini-batch is gathered on the host in each step; the test set lies on the device and is evaluated in one batch. The
+algorithm also computes the norm of each client's update, which cannot be switched off. --seed fixes the initial
+weights and the choice of clients; the batches are shuffled afresh in every run, for with a seed FedJAX would shuffle
+a client's data alike in all rounds.
+"""
+
+import argparse
+
+import fedjax
+import haiku as hk
+import jax
+import numpy as np
+import workload
+
+
+def linear(inputs: int, outputs: int) -> hk.Linear:
+    uniform = hk.initializers.RandomUniform(-(inputs**-0.5), inputs**-0.5)
+    return hk.Linear(outputs, w_init=uniform, b_init=uniform)
+
+
+def forward(batch: fedjax.BatchExample) -> jax.Array:
+    hidden = jax.nn.relu(linear(workload.INPUTS, workload.HIDDEN)(batch["x"]))
+    return linear(workload.HIDDEN, workload.CLASSES)(hidden)
+
+
+def measure(args: argparse.Namespace, data: workload.Data, watch: workload.Stopwatch) -> None:
+    # JAX has no 64-bit integers by default, and would narrow every batch of labels anew.
+    client_y, test_y = data.client_y.astype(np.int32), data.test_y.astype(np.int32)
+    examples = {i: {"x": x, "y": y} for i, (x, y) in enumerate(zip(data.client_x, client_y, strict=True))}
+    test = fedjax.ClientDataset({"x": data.test_x, "y": test_y})
+    model = fedjax.create_model_from_haiku(
+        hk.transform(forward),
+        sample_batch={"x": data.test_x[:1], "y": test_y[:1]},
+        train_loss=lambda batch, logits: fedjax.metrics.unreduced_cross_entropy_loss(batch["y"], logits),
+        eval_metrics={"loss": fedjax.metrics.CrossEntropyLoss(), "accuracy": fedjax.metrics.Accuracy()},
+    )
+    algorithm = fedjax.algorithms.fed_avg.federated_averaging(
+        fedjax.model_grad(model),
+        client_optimizer=fedjax.optimizers.sgd(workload.LEARNING_RATE, workload.MOMENTUM),
+        server_optimizer=fedjax.optimizers.sgd(1.0),
+        client_batch_hparams=fedjax.ShuffleRepeatBatchHParams(batch_size=workload.BATCH, num_steps=workload.STEPS),
+    )
+    sampler = fedjax.client_samplers.UniformGetClientSampler(
+        fedjax.InMemoryFederatedData(examples), num_clients=args.scheduled, seed=args.seed
+    )
+    test_batches = jax.device_put(list(test.padded_batch(batch_size=len(test))))
+    state = algorithm.init(model.init(jax.random.PRNGKey(args.seed)))
+    for _ in range(args.warmup + args.rounds):
+        state, _ = algorithm.apply(state, sampler.sample())
+        metrics = fedjax.evaluate_model(model, state.params, test_batches)
+        float(metrics["loss"])
+        watch.tick(float(metrics["accuracy"]))
+
+
+if __name__ == "__main__":
+    workload.main("FedJAX", ("fedjax", "jax"), measure, __doc__)

@@ -1,0 +1,131 @@
+# /// script
+# requires-python = "==3.11.*"
+# dependencies = ["flwr[simulation]==1.41.0", "ray==2.55.1", "torch==2.13.0", "numpy==2.4.6"]
+# ///
+"""Flower as a peer: a ServerApp with the FedAvg strategy and a ClientApp in PyTorch, by run_simulation over Ray.
+
+Two Ray actors of one CPU each train clients side by side with one PyTorch thread; the server, a thread of this
+process, averages and then evaluates the test set in one batch with PyTorch's default number of threads. Each actor
+reads the data once and keeps them; no client evaluates. Unlike the other peers Flower moves each client's model
+between processes as a message, and its simulation looks for new messages every 0.1 s at both ends: that wait, a
+fixed part of the framework, bounds the rounds per second from above. The older start_simulation has no such wait and
+can be faster when few clients train, but is deprecated since Flower 1.13 and knows no ServerApp. --seed fixes the
+initial weights and each client's batches, but not which clients train: the nodes get random numbers as their names.
+
+Ray listens on all interfaces whatever it is told. The script therefore refuses to run, with exit code 3, unless the
+loopback is the only interface that it sees, as within
+    unshare --user --map-root-user --net sh -c 'ip link set lo up && exec python flower_round.py ...'
+"""
+
+import argparse
+import functools
+import os
+import socket
+import sys
+
+# Both are read at import.
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+import numpy as np
+import torch
+import workload
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+
+client_app = ClientApp()
+
+
+@functools.cache
+def network() -> torch.nn.Module:
+    """One for each process, since its weights are overwritten before every use."""
+    return torch.nn.Sequential(
+        torch.nn.Linear(workload.INPUTS, workload.HIDDEN),
+        torch.nn.ReLU(),
+        torch.nn.Linear(workload.HIDDEN, workload.CLASSES),
+    )
+
+
+@client_app.train()
+def train(message: Message, context: Context) -> Message:
+    torch.set_num_threads(1)
+    config, client = message.content["config"], int(context.node_config["partition-id"])
+    data = workload.load(config["data"])
+    model = network()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=workload.LEARNING_RATE, momentum=workload.MOMENTUM)
+    rng = np.random.default_rng((config["seed"], config["server-round"], client))
+    rows = torch.from_numpy(rng.permutation(workload.SAMPLES)[: workload.STEPS * workload.BATCH])
+    x, y = torch.from_numpy(data.client_x[client])[rows], torch.from_numpy(data.client_y[client])[rows]
+    for batch_x, batch_y in zip(x.split(workload.BATCH), y.split(workload.BATCH), strict=True):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(batch_x), batch_y).backward()
+        optimizer.step()
+    reply = {
+        "arrays": ArrayRecord(model.state_dict()),
+        "metrics": MetricRecord({"num-examples": len(data.client_y[client])}),
+    }
+    return Message(content=RecordDict(reply), reply_to=message)
+
+
+def count_replies(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
+    return MetricRecord({"replies": len(replies)})
+
+
+def measure(args: argparse.Namespace, data: workload.Data, watch: workload.Stopwatch) -> None:
+    torch.manual_seed(args.seed)
+    test_x, test_y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
+    rounds = args.warmup + args.rounds
+    server_app = ServerApp()
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        model = network()
+        model.load_state_dict(arrays.to_torch_state_dict())
+        with torch.inference_mode():
+            logits = model(test_x)
+            loss = torch.nn.functional.cross_entropy(logits, test_y).item()
+            accuracy = (logits.argmax(1) == test_y).float().mean().item()
+        if server_round:
+            watch.tick(accuracy)
+        return MetricRecord({"loss": loss, "accuracy": accuracy})
+
+    @server_app.main()
+    def serve(grid: Grid, context: Context) -> None:
+        strategy = FedAvg(
+            fraction_train=args.scheduled / workload.CLIENTS,
+            fraction_evaluate=0.0,
+            min_train_nodes=args.scheduled,
+            min_available_nodes=workload.CLIENTS,
+            train_metrics_aggr_fn=count_replies,
+        )
+        result = strategy.start(
+            grid,
+            ArrayRecord(network().state_dict()),
+            num_rounds=rounds,
+            train_config=ConfigRecord({"data": os.path.abspath(args.data), "seed": args.seed}),
+            evaluate_fn=evaluate,
+        )
+        # A client that fails is only logged, and the round would count as a fast one.
+        replies = [metrics["replies"] for metrics in result.train_metrics_clientapp.values()]
+        if replies != [args.scheduled] * rounds:
+            raise RuntimeError(f"expected {args.scheduled} replies in each of {rounds} rounds, got {replies}")
+
+    run_simulation(
+        server_app,
+        client_app,
+        num_supernodes=workload.CLIENTS,
+        backend_config={"init_args": {"num_cpus": 2}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+    )
+
+
+if __name__ == "__main__":
+    if (interfaces := [name for _, name in socket.if_nameindex()]) != ["lo"]:
+        print(f"refused: Ray would listen on {interfaces}; run in a network namespace with lo alone", file=sys.stderr)
+        sys.exit(3)
+    # By its name, not as __main__: Ray would send __main__'s functions by value each time, and their caches be lost.
+    import flower_round
+
+    workload.main("Flower", ("flwr", "ray", "torch"), flower_round.measure, __doc__)

@@ -1,0 +1,57 @@
+"""What the benchmarks share: figures that are taken in turns, and how they are told: a table, a csv file, a plot."""
+
+import argparse
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+
+from fcjax.devices import num_cores
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--out", type=Path, default=Path("out/benchmarks"), help="folder for csv and png (%(default)s)")
+    p.add_argument("--repetitions", type=int, default=3, help="of each figure; medians are told (%(default)s)")
+    return p
+
+
+def machine() -> str:
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "numpy"))
+    return f"Python {platform.python_version()}, {versions}; {platform.machine()}, {num_cores()} cores"
+
+
+def in_turns(cases: Mapping[str, Callable[[], float]], repetitions: int) -> dict[str, float]:
+    """The median of each case's figure. All cases take a turn, then all the next: what disturbs one, disturbs all."""
+    figures: dict[str, list[float]] = {name: [] for name in cases}
+    for repetition in range(repetitions):
+        for name, measure in cases.items():
+            if sys.stderr.isatty():
+                print(f"\r{repetition + 1} of {repetitions}: {name:40.40}", end="", file=sys.stderr, flush=True)
+            figures[name].append(measure())
+    if sys.stderr.isatty():
+        print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
+    return {name: float(np.median(values)) for name, values in figures.items()}
+
+
+def tell(name: str, title: str, rows: Sequence[Mapping[str, object]], out: Path) -> pd.DataFrame:
+    """Prints rows as a table and writes them to NAME.csv."""
+    table = pd.DataFrame(rows)
+    print(f"\n{title}\n{table.to_string(index=False, float_format=lambda x: f'{x:.4g}', na_rep='-')}", flush=True)
+    out.mkdir(parents=True, exist_ok=True)
+    table.to_csv(out / f"{name}.csv", index=False, float_format="%.6g")
+    return table
+
+
+def save(figure: plt.Figure, name: str, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out / f"{name}.png", dpi=150, bbox_inches="tight")
+    plt.close(figure)
