@@ -167,9 +167,8 @@ def squared_svm(num_features: int, *, regularisation: float = 0.1, mean: float =
 
 def _normalised(x: Array, mean: float, std: float) -> Array:
     if x.dtype == jnp.uint8:
-        # (x/255 - mean)/std as one multiplication and one addition, in rows: over their length, a loop is vectorised
-        rows = x.reshape(len(x), -1)
-        return (rows.astype(jnp.float32) * (1 / (255 * std)) - mean / std).reshape(x.shape)
+        # (x/255 - mean)/std as one multiplication and one addition
+        return x.astype(jnp.float32) * (1 / (255 * std)) - mean / std
     return (x - mean) / std
 
 
