@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from fcjax import data, keys, learning, presets
+from fcjax import data, devices, keys, learning, presets
 
 
 def main(argv: list[str] | None = None) -> list[float]:
@@ -29,6 +29,7 @@ def main(argv: list[str] | None = None) -> list[float]:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--width", type=int, default=1, help="devices trained at a time (default: %(default)s)")
     args = parser.parse_args(argv)
+    devices.keep_programs()
 
     dataset = data.load(args.dataset)
     setting = functools.partial(presets.shi2020, dataset, distribution=args.distribution, num_devices=args.devices)

@@ -3,7 +3,8 @@
 Measures in turns, with one run on each core, (the single rounds of 2. and 3. five times as often as whole sweeps)
   1. the speed of a large matrix product, which sets the limit: 4 x 50176 operations for a training sample (the first
      layer needs no gradient of its input) and 2 x 50176 for a test sample, of which each round takes all 10,000;
-  2. the parts of a round of Alg. 3 under FC, in the middle of a run;
+  2. the parts of a round of Alg. 3 under FC, in the middle of a run; bookkeeping is what is left of the whole round,
+     and so small that noise may make it negative;
   3. rounds of n of 20 devices: training and testing alone, and all of Alg. 3;
   4. whole sweeps of 1, 5 and 20 seeds.
 
