@@ -5,6 +5,8 @@ import functools
 import hashlib
 import os
 import platform
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +22,8 @@ from fcjax.progress import in_this_precision
 
 def for_programs(number: int) -> Sequence[jax.Device]:
     """Up to so many devices, for programs that run at the same time."""
-    return (jax.devices() if is_accelerated() else _cores(num_cores()))[:number]
+    with _LOCK:
+        return (jax.devices() if is_accelerated() else _cores(num_cores()))[:number]
 
 
 def is_accelerated() -> bool:
@@ -36,8 +39,8 @@ def _cores(number: int) -> tuple[jax.Device, ...]:
     """A client of XLA with a single thread for each core; where that cannot be had, the one client that JAX has.
 
     Programs that share a client share its threads. Each of their matrix products is then cut into as many pieces as
-    there are cores, and what they work on wanders between the caches of the cores: the products of a mini-batch take up
-    to twice as long.
+    there are cores, and what they work on wanders between the caches of the cores. Moreover XLA sums in an order that
+    depends on the number of threads: with one, a run gives the same bits on any number of cores.
     """
     try:
         from jaxlib.xla_client import make_cpu_client
@@ -45,7 +48,8 @@ def _cores(number: int) -> tuple[jax.Device, ...]:
         with _environment("NPROC", "1"):  # where XLA looks up how many threads a client is to have
             clients: list[Any] = [make_cpu_client(asynchronous=False) for _ in range(number)]
             return tuple(client.local_devices()[0] for client in clients)
-    except (ImportError, AttributeError, TypeError):  # it is no public function of JAX, and may change
+    except Exception as error:  # it is no public function of JAX, and may change
+        warnings.warn(f"runs share the threads of one client and will be slower: {error}", RuntimeWarning, stacklevel=2)
         return (jax.devices()[0],) * number
 
 
@@ -63,27 +67,52 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 def compile_for(devices: Sequence[jax.Device], lower: Callable[[jax.Device], Lowered]) -> dict[jax.Device, Compiled]:
     """A program for each device, given how it is lowered for one."""
-    devices = list(dict.fromkeys(devices))
-    if is_accelerated():
-        with ThreadPoolExecutor() as pool:
-            return dict(zip(devices, pool.map(in_this_precision(lambda d: lower(d).compile()), devices), strict=True))
-    # What was compiled for one core runs on all: each is the first device of its own client.
-    if _kept_in():
-        return {core: lower(core).compile() for core in devices}  # all but the first from the cache on disk
-    compiled = lower(devices[0]).compile()
-    executable = compiled.runtime_executable()
-    if executable not in _copies:
-        # At once: XLA cannot copy a program that has run, nor, without telling, one that it has from its cache on disk.
-        _copies[executable] = serialize_executable.serialize(compiled), {devices[0]: compiled}
-    (payload, in_tree, out_tree), programs = _copies[executable]
-    for core in devices:
-        if core not in programs:
-            load = serialize_executable.deserialize_and_load
-            programs[core] = load(payload, in_tree, out_tree, backend=core.client, execution_devices=[core])
+    first, *others = dict.fromkeys(devices)
+    with _LOCK:
+        compiled = lower(first).compile()
+        executable = compiled.runtime_executable()
+        programs = _programs.pop(executable, None) or {first: compiled}
+        _programs[executable] = programs  # the last used is the last
+        if len(_programs) > _MOST_PROGRAMS:
+            del _programs[next(iter(_programs))]
+        missing = [device for device in others if device not in programs]
+        programs |= _copies(compiled, missing) or _compiled(missing, lower)
     return programs
 
 
-_copies: dict[Any, tuple[tuple, dict[jax.Device, Compiled]]] = {}  # by what was compiled
+_LOCK = threading.RLock()
+_MOST_PROGRAMS = 64
+_programs: dict[Any, dict[jax.Device, Compiled]] = {}  # by what was compiled for the first device
+
+
+def _compiled(devices: Sequence[jax.Device], lower: Callable[[jax.Device], Lowered]) -> dict[jax.Device, Compiled]:
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(devices, pool.map(in_this_precision(lambda d: lower(d).compile()), devices), strict=True))
+
+
+def _copies(compiled: Compiled, cores: Sequence[jax.Device]) -> dict[jax.Device, Compiled] | None:
+    """What was compiled for one core, for others: each is the first device of its own client. None if it cannot be.
+
+    XLA cannot copy a program that calls back to Python, nor one that has run, nor, and that without telling, one that
+    JAX read from its cache on disk: then the others read it too.
+    """
+    if is_accelerated() or _reads_from_disk():
+        return None
+    try:
+        payload, in_tree, out_tree = serialize_executable.serialize(compiled)
+        load = serialize_executable.deserialize_and_load
+        return {core: load(payload, in_tree, out_tree, backend=core.client, execution_devices=[core]) for core in cores}
+    except Exception:  # of various kinds, by what could not be copied
+        return None
+
+
+def _reads_from_disk() -> bool:
+    global _has_read_from_disk
+    _has_read_from_disk |= bool(_kept_in())  # JAX goes on to do so when it is told to stop
+    return _has_read_from_disk
+
+
+_has_read_from_disk = False
 
 
 def keep_programs(cache_dir: str | os.PathLike | None = None) -> None:

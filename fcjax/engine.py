@@ -4,8 +4,10 @@ Runs that differ in numbers only share one compiled program, whatever their poli
 advance them by some rounds at a time, and take the next ones when these have ended. Each core of a CPU has a worker,
 with one run; each accelerator has one, with many runs side by side.
 
-All workers run the same instructions, made for a single device: a run gives the same bits alone, in a sweep, beside any
-other, and on any number of devices. (A program that XLA partitions over devices rounds otherwise.)
+All workers run the same instructions, made for a single device, and on a CPU for a single thread: a run gives the same
+bits beside any other, and on any number of devices or cores. (A program that XLA partitions over devices rounds
+otherwise; so does one that sums over more than one thread, as `simulate` does by itself for models that are much larger
+than the paper's.)
 """
 
 import dataclasses
@@ -145,7 +147,8 @@ class _Batch:
         own = [[leaf for leaf, shared in zip(row, is_shared, strict=True) if not shared] for row in leaves]
         self._own = _promoted(own)
         self._policy_states = self._init_policies()
-        shared = [leaf for leaf, shared in zip(leaves[0], is_shared, strict=True) if shared]
+        # From an array of JAX the cores of a CPU read what is shared in one place; of NumPy's, each would have a copy.
+        shared = jax.device_put([leaf for leaf, shared in zip(leaves[0], is_shared, strict=True) if shared])
         self._shared = {device: jax.device_put(shared, device) for device in set(self.workers)}
         selects = tuple(policy.select for policy in self._policies)
         program = _program(jax.tree.structure(experiments[0]), is_shared, selects, accelerated)
@@ -254,7 +257,7 @@ def _experiment(own: list, shared: list, structure: Any, is_shared: tuple[bool, 
     return jax.tree.unflatten(structure, [next(shared_leaves if s else own_leaves) for s in is_shared])
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)
 def _program(structure: Any, is_shared: tuple[bool, ...], selects: tuple, side_by_side: bool) -> Any:
     """A jitted function of slots, states and shared leaves: the states some rounds on, and the records of these."""
     select = any_of(selects)

@@ -132,23 +132,24 @@ def train_device(
     F_i and its gradient are estimated on the first mini-batch, or on the whole local data, given as inputs, targets and
     a mask of those that count.
     """
-    # All at once, and as rows of numbers, which takes less time than to gather images.
-    x = data.x.reshape(len(data.x), -1)[batches].reshape(*batches.shape, *data.x.shape[1:])
-    y = data.y[batches]
-    slope = jax.value_and_grad(model.loss)
 
-    def step(carry, index):
+    def slope(params, batch):
+        # As rows of numbers, which takes less time than to gather images.
+        x = data.x.reshape(len(data.x), -1)[batch].reshape(*batch.shape, *data.x.shape[1:])
+        return jax.value_and_grad(model.loss)(params, x, data.y[batch])
+
+    def step(carry, batch):
         params, state = carry
-        return _apply(optimizer, slope(params, x[index], y[index])[1], state, params), None
+        return _apply(optimizer, slope(params, batch)[1], state, params), None
 
     # The first step stands alone because its loss and gradient are those that the estimates need.
-    loss, gradient = slope(params, x[0], y[0])
+    loss, gradient = slope(params, batches[0])
     carry = _apply(optimizer, gradient, optimizer.init(params), params)
-    (trained, _), _ = lax.scan(step, carry, jnp.arange(1, len(batches)))
+    (trained, _), _ = lax.scan(step, carry, batches[1:])
     if not estimate:
         return _Local(trained, loss, jnp.full_like(loss, jnp.nan), jnp.full_like(loss, jnp.nan))
     if whole is None:
-        new_loss, new_gradient = slope(trained, x[0], y[0])
+        new_loss, new_gradient = slope(trained, batches[0])
     else:
         local_slope = jax.value_and_grad(lambda params: jnp.mean(model.losses(params, *whole[:2]), where=whole[2]))
         (loss, gradient), (new_loss, new_gradient) = local_slope(params), local_slope(trained)
@@ -247,7 +248,7 @@ def _under_a_mask(train: Callable[[Array], _Local], scheduled: Array, share: Arr
 
 
 def _in_slots(train: Callable[[Array], _Local], scheduled: Array, share: Array, width: int) -> _All:
-    """Trains `width` of the scheduled devices at a time; nothing here costs more than these."""
+    """Trains `width` of the scheduled devices at a time, at the cost of these, and of room for the models of all."""
     num_devices = scheduled.size
     width = min(width, num_devices)
     order = jnp.argsort(~scheduled, stable=True)  # the scheduled first

@@ -13,7 +13,8 @@ from fcjax import devices
 @pytest.fixture
 def no_place_for_programs():
     before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", None)
+    if before:
+        pytest.skip("JAX has been told to keep programs, and goes on to do so")
     yield
     jax.config.update("jax_compilation_cache_dir", before)
 
@@ -40,7 +41,8 @@ def test_without_such_clients_cores_share_the_one_of_jax(monkeypatch):
     from jaxlib import xla_client
 
     monkeypatch.delattr(xla_client, "make_cpu_client")
-    assert devices._cores.__wrapped__(3) == (jax.devices()[0],) * 3
+    with pytest.warns(RuntimeWarning, match="runs share the threads of one client.*make_cpu_client"):
+        assert devices._cores.__wrapped__(3) == (jax.devices()[0],) * 3
 
 
 def test_one_compilation_serves_all_cores_also_after_it_has_run(no_place_for_programs):
@@ -67,6 +69,20 @@ def test_a_few_cores_first_and_more_later(no_place_for_programs):
     for core, program in devices.compile_for(cores[:1], lower).items():
         program(jax.device_put(np.ones(3, np.float32), core))
     assert set(devices.compile_for(cores, lower)) == set(cores)
+
+
+def test_a_program_that_calls_back_to_python_is_compiled_for_each_core(no_place_for_programs):
+    seen = []
+
+    def function(x):
+        jax.debug.callback(lambda x: seen.append(float(x)), x)
+        return x + 1
+
+    x, cores = np.float32(3), devices.for_programs(1000)
+    programs = devices.compile_for(cores, lambda core: jax.jit(function).lower(jax.device_put(x, core)))
+    assert [float(programs[core](jax.device_put(x, core))) for core in cores] == [4] * len(cores)
+    jax.effects_barrier()
+    assert seen == [3] * len(cores)
 
 
 PROGRAM = """

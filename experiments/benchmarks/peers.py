@@ -6,7 +6,8 @@ it stands in its file in peers/. Each has a virtual environment of its own, whic
 the requirements in that file; a peer that cannot be installed or fails is told as such. All take turns, each alone on
 the machine, and the medians are told. Flower's Ray listens on all interfaces: it runs where loopback is the only one.
 
-fcjax does the same workload, and all of Alg. 3 with FC: with channels, scheduling, bandwidth and estimates on top.
+fcjax does the same workload, and all of Alg. 3 with FC: with channels, scheduling, bandwidth and estimates on top. What
+is compared is rounds per second of the machine: fcjax does a sweep of 10 seeds, a run on each core, the others one run.
 
     python experiments/benchmarks/peers.py                         # some 25 minutes, the first time
     python experiments/benchmarks/peers.py --peers fedjax pytorch
