@@ -71,18 +71,19 @@ def compile_for(devices: Sequence[jax.Device], lower: Callable[[jax.Device], Low
     with _LOCK:
         compiled = lower(first).compile()
         executable = compiled.runtime_executable()
-        programs = _programs.pop(executable, None) or {first: compiled}
-        _programs[executable] = programs  # the last used is the last
-        if len(_programs) > _MOST_PROGRAMS:
-            del _programs[next(iter(_programs))]
+        if executable not in _programs:
+            _programs[executable] = _serialized(compiled), {first: compiled}
+            if len(_programs) > _MOST_PROGRAMS:
+                del _programs[next(iter(_programs))]
+        parts, programs = _programs[executable]
         missing = [device for device in others if device not in programs]
-        programs |= _copies(compiled, missing) or _compiled(missing, lower)
+        programs |= _compiled(missing, lower) if parts is None else {core: _load(parts, core) for core in missing}
     return programs
 
 
 _LOCK = threading.RLock()
 _MOST_PROGRAMS = 64
-_programs: dict[Any, dict[jax.Device, Compiled]] = {}  # by what was compiled for the first device
+_programs: dict[Any, tuple[tuple | None, dict[jax.Device, Compiled]]] = {}  # by what was compiled for the first device
 
 
 def _compiled(devices: Sequence[jax.Device], lower: Callable[[jax.Device], Lowered]) -> dict[jax.Device, Compiled]:
@@ -90,20 +91,24 @@ def _compiled(devices: Sequence[jax.Device], lower: Callable[[jax.Device], Lower
         return dict(zip(devices, pool.map(in_this_precision(lambda d: lower(d).compile()), devices), strict=True))
 
 
-def _copies(compiled: Compiled, cores: Sequence[jax.Device]) -> dict[jax.Device, Compiled] | None:
-    """What was compiled for one core, for others: each is the first device of its own client. None if it cannot be.
+def _serialized(compiled: Compiled) -> tuple | None:
+    """What was compiled for one core, to be loaded for others; each is the first device of its own client.
 
-    XLA cannot copy a program that calls back to Python, nor one that has run, nor, and that without telling, one that
-    JAX read from its cache on disk: then the others read it too.
+    None if it cannot be: XLA cannot copy a program that calls back to Python, nor one that has run (hence this before
+    that), nor, and that without telling, one that JAX read from its cache on disk: then the others read it too.
     """
     if is_accelerated() or _reads_from_disk():
         return None
     try:
-        payload, in_tree, out_tree = serialize_executable.serialize(compiled)
-        load = serialize_executable.deserialize_and_load
-        return {core: load(payload, in_tree, out_tree, backend=core.client, execution_devices=[core]) for core in cores}
+        return serialize_executable.serialize(compiled)
     except Exception:  # of various kinds, by what could not be copied
         return None
+
+
+def _load(parts: tuple, core: jax.Device) -> Compiled:
+    payload, in_tree, out_tree = parts
+    load = serialize_executable.deserialize_and_load
+    return load(payload, in_tree, out_tree, backend=core.client, execution_devices=[core])
 
 
 def _reads_from_disk() -> bool:

@@ -202,7 +202,8 @@ class _Batch:
     def _begin(self, index: int) -> tuple[_Slot, State]:
         """A run before its first round, as arrays of the host."""
         job = self.jobs[index]
-        key = jax.random.key(job.labels["seed"])
+        # On the first worker's device, whichever worker asks: w_0 is tested as all that follow it.
+        key = jax.device_put(jax.random.key(job.labels["seed"]), self.workers[0])
         state = begin(key, self._policy_states[index], job.experiment)
         slot = _Slot(jax.random.key_data(key), self._own[index], np.int32(most_rounds(job.experiment)))
         return jax.tree.map(_on_host, (slot, state))

@@ -64,11 +64,17 @@ def test_one_compilation_serves_all_cores_also_after_it_has_run(no_place_for_pro
 
 def test_a_few_cores_first_and_more_later(no_place_for_programs):
     function = jax.jit(lambda x: jnp.sort(x) + 3)
-    lower = lambda core: function.lower(jax.device_put(np.ones(3, np.float32), core))  # noqa: E731
+    num_lowered = []
+
+    def lower(core):
+        num_lowered.append(core)
+        return function.lower(jax.device_put(np.ones(3, np.float32), core))
+
     cores = devices.for_programs(1000)
     for core, program in devices.compile_for(cores[:1], lower).items():
         program(jax.device_put(np.ones(3, np.float32), core))
     assert set(devices.compile_for(cores, lower)) == set(cores)
+    assert num_lowered == [cores[0]] * 2
 
 
 def test_a_program_that_calls_back_to_python_is_compiled_for_each_core(no_place_for_programs):
