@@ -41,8 +41,10 @@ def main(argv: list[str] | None = None) -> None:
     for row in rows:
         one = next(first for first in rows if (first["how"], first["M"], first["seeds"]) == (row["how"], row["M"], 1))
         row["GB above one seed"] = row["peak GB"] - one["peak GB"]
-    table = report.tell("memory", f"Peak memory, FC on MNIST for {BUDGET_S:g} simulated s", rows, args.out)
+    draw(report.tell("memory", f"Peak memory, FC on MNIST for {BUDGET_S:g} simulated s", rows, args.out), args.out)
 
+
+def draw(table, out) -> None:
     figure, (left, right) = report.plt.subplots(1, 2, figsize=(8, 3), sharey=True)
     for how, shown in table[table["M"] == 20].groupby("how"):
         left.semilogx(shown["seeds"], shown["peak GB"], "o-", label=how)
@@ -50,8 +52,11 @@ def main(argv: list[str] | None = None) -> None:
     right.semilogx(by_devices["M"], by_devices["peak GB"], "o-")
     left.set(xlabel="seeds, 20 devices", ylabel="peak memory (GB)", ylim=(0, None))
     right.set(xlabel="devices, one seed")
+    for axes, shown in ((left, table["seeds"]), (right, by_devices["M"])):
+        axes.set_xticks(sorted(set(shown)), labels=sorted(set(shown)))
+        axes.minorticks_off()
     left.legend()
-    report.save(figure, "memory", args.out)
+    report.save(figure, "memory", out)
 
 
 def measure(how: str, seeds: int, num_devices: int) -> dict[str, float]:
