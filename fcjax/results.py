@@ -105,7 +105,9 @@ def to_dataset(runs: Sequence[Finished], about: Mapping[str, Any] | None = None)
     variables["start_accuracy"] = ("run", np.array([run.start_accuracy for run in runs], np.float32))
     variables["start_loss"] = ("run", np.array([run.start_loss for run in runs], np.float32))
     variables["stop"] = ("run", np.array([run.stop.name.lower() for run in runs]))
-    coordinates = {name: ("run", np.array([run.labels[name] for run in runs])) for name in SETTINGS}
+    # Whoever plans runs may tell them apart by further labels.
+    names = [*SETTINGS, *(name for name in runs[0].labels if name not in SETTINGS)]
+    coordinates = {name: ("run", np.array([run.labels[name] for run in runs])) for name in names}
     dataset = xr.Dataset(variables, coordinates, {**provenance(), **(about or {})})
     for name, (unit, meaning) in _ABOUT.items():
         dataset[name].attrs.update(units=unit, long_name=meaning)

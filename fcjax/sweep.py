@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import operator
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
@@ -12,6 +13,7 @@ import numpy as np
 import xarray as xr
 
 from fcjax import contract, data, policies, presets, results
+from fcjax.archive import Archive
 from fcjax.engine import Clock, Job, execute
 from fcjax.experiment import Experiment, check, most_rounds
 from fcjax.rounds import Stop
@@ -29,6 +31,7 @@ def sweep(
     num_devices: int | Sequence[int] = 20,
     seeds: int | Iterable[int] = 5,
     preset: Callable[..., Experiment] = presets.shi2020,
+    keep: str | os.PathLike | None = None,
     progress: bool = False,
 ) -> xr.Dataset:
     """Runs every combination of what is given and returns all histories as one labelled data set.
@@ -44,6 +47,7 @@ def sweep(
       seeds: how many, counted from 0, or which.
       preset: makes an experiment of dataset, distribution, num_devices, radius_m, budget_s and seed. With
         `functools.partial` it takes further settings.
+      keep: a folder where runs are kept as they finish. What it holds of this sweep already is not done again.
       progress: shows a bar with the remaining time.
 
     Returns:
@@ -61,26 +65,7 @@ def sweep(
         seeds=seeds,
         preset=preset,
     )
-    finished: list[results.Finished] = []
-    clock = Clock()
-    interrupted = False
-    try:
-        for run in execute(jobs, clock=clock, progress=progress):
-            finished.append(run)
-    except KeyboardInterrupt:
-        if not finished:
-            raise
-        interrupted = True
-        warnings.warn(f"interrupted: {len(finished)} of {len(jobs)} runs had finished and are kept", stacklevel=2)
-    order = {id(job.labels): index for index, job in enumerate(jobs)}
-    finished.sort(key=lambda run: order[id(run.labels)])
-    for fault, found in (
-        ("were ended by an impossible decision of their policy", [r for r in finished if r.stop == Stop.BAD_DECISION]),
-        ("had no round that ended within the budget", [r for r in finished if not r.history.round_s.size]),
-    ):
-        if found:
-            warnings.warn(f"{len(found)} of {len(finished)} runs {fault}, the first: {found[0].labels}", stacklevel=2)
-    return results.to_dataset(finished, {"complete": int(not interrupted), **dataclasses.asdict(clock)})
+    return run_all(jobs, keep=keep, progress=progress)
 
 
 def plan(
@@ -155,6 +140,38 @@ def plan(
                 contract.check_policy(one, experiment.cell, experiment.training, name=label, ignores_labels=False)
                 checked.add(setting)
     return jobs
+
+
+def run_all(jobs: Sequence[Job], *, keep: str | os.PathLike | None = None, progress: bool = False) -> xr.Dataset:
+    """Does runs, but for those that have been kept, and returns all in their order; see `sweep`."""
+    by_labels = {id(job.labels): job for job in jobs}
+    archive = None if keep is None else Archive(keep)
+    finished: list[results.Finished] = []
+    if archive is not None:
+        finished += [run for job in jobs if (run := archive.load(job)) is not None]
+    known = {id(run.labels) for run in finished}
+    clock = Clock()
+    interrupted = False
+    try:
+        missing = [job for job in jobs if id(job.labels) not in known]
+        for run in execute(missing, clock=clock, progress=progress):
+            finished.append(run)
+            if archive is not None:
+                archive.save(by_labels[id(run.labels)], run)
+    except KeyboardInterrupt:
+        if not finished:
+            raise
+        interrupted = True
+        warnings.warn(f"interrupted: {len(finished)} of {len(jobs)} runs had finished and are kept", stacklevel=2)
+    order = {labels: index for index, labels in enumerate(by_labels)}
+    finished.sort(key=lambda run: order[id(run.labels)])
+    for fault, found in (
+        ("were ended by an impossible decision of their policy", [r for r in finished if r.stop == Stop.BAD_DECISION]),
+        ("had no round that ended within the budget", [r for r in finished if not r.history.round_s.size]),
+    ):
+        if found:
+            warnings.warn(f"{len(found)} of {len(finished)} runs {fault}, the first: {found[0].labels}", stacklevel=2)
+    return results.to_dataset(finished, {"complete": int(not interrupted), **dataclasses.asdict(clock)})
 
 
 def _policies(

@@ -1,0 +1,112 @@
+"""Finished runs on disk, so that a sweep that was stopped goes on with what is missing.
+
+A run is kept under the fingerprint of all that it depends on: the numbers of its experiment and of its policy, its
+seed, and the program that does it, which changes with the model, the policy's code and fcjax's own. So a folder may
+hold runs of any settings and versions: those that something has changed for are not found, and are done again.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+
+from fcjax import results
+from fcjax.engine import Job
+from fcjax.experiment import Experiment
+from fcjax.rounds import Record, Stop
+from fcjax.simulate import advance, begin
+
+
+class Archive:
+    """A folder of finished runs, a file for each."""
+
+    def __init__(self, folder: str | os.PathLike):
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._fingerprint = _Fingerprints()
+
+    def load(self, job: Job) -> results.Finished | None:
+        """The run that has been kept, if it has."""
+        path = self._path(job)
+        try:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+                history = Record(**{field.name: arrays[field.name] for field in dataclasses.fields(Record)})
+                start_accuracy, start_loss = arrays["start"].tolist()
+                return results.Finished(job.labels, history, start_accuracy, start_loss, Stop(int(arrays["stop"])))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            warnings.warn(f"{path} cannot be read, its run is done again: {error}", stacklevel=2)
+            return None
+
+    def save(self, job: Job, run: results.Finished) -> None:
+        """Keeps a run, whole or not at all."""
+        arrays: dict[str, Any] = {
+            field.name: getattr(run.history, field.name) for field in dataclasses.fields(Record)
+        } | {
+            "start": np.array([run.start_accuracy, run.start_loss]),
+            "stop": np.array(int(run.stop)),
+            "labels": np.array(json.dumps(job.labels)),  # for whoever looks into the file
+        }
+        results.write_whole(self._path(job), lambda part: np.savez(part, **arrays))
+
+    def _path(self, job: Job) -> Path:
+        return self._folder / f"{self._fingerprint(job)}.npz"
+
+
+class _Fingerprints:
+    """Fingerprints of jobs, which share most of their large arrays."""
+
+    def __init__(self) -> None:
+        # By identity, with the array itself, so that no other takes its place in memory.
+        self._known: dict[int, tuple[Any, bytes]] = {}
+
+    def __call__(self, job: Job) -> str:
+        state = job.policy.init(job.experiment.cell)
+        digest = hashlib.sha256(_program(job.policy.select, job.experiment, state).encode())
+        for leaf in jax.tree.leaves((job.experiment, state, job.labels["seed"])):
+            digest.update(self._of_leaf(leaf))
+        return digest.hexdigest()[:32]
+
+    def _of_leaf(self, leaf: Any) -> bytes:
+        if id(leaf) not in self._known:
+            array = np.asarray(_as_numbers(leaf))
+            about = f"{array.shape} {array.dtype}".encode()
+            self._known[id(leaf)] = leaf, hashlib.sha256(about + np.ascontiguousarray(array).tobytes()).digest()
+        return self._known[id(leaf)][1]
+
+
+def _program(select: Callable, experiment: Experiment, state: Any) -> str:
+    """The versions and the text of the program that does a run, without its numbers."""
+    # How many samples a device has room for has no say in what is drawn.
+    indices = np.broadcast_to(np.int32(0), (len(experiment.data.sizes), len(experiment.data.y)))
+    experiment = dataclasses.replace(experiment, data=experiment.data._replace(indices=indices))
+    leaves, structure = jax.tree.flatten((experiment, state))
+    shapes = tuple(jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+    return _text(select, structure, shapes, jax.default_backend(), str(jnp.result_type(float)))
+
+
+@functools.lru_cache(maxsize=256)
+def _text(select: Callable, structure: Any, shapes: tuple, backend: str, number: str) -> str:
+    def run(key, leaves):
+        experiment, state = jax.tree.unflatten(structure, leaves)
+        return advance(key, begin(key, state, experiment), experiment, select, max_rounds=1)
+
+    lowered = jax.jit(run).lower(jax.random.key(0), shapes)
+    return f"{jax.__version__} {jaxlib.__version__} {backend} {number}\n{lowered.as_text()}"
+
+
+def _as_numbers(leaf: Any) -> Any:
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf

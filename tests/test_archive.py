@@ -1,0 +1,129 @@
+import functools
+import itertools
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+import xarray as xr
+
+import fcjax
+from fcjax import archive, data, engine, models, policies
+from fcjax.sweep import plan, run_all
+
+SETTINGS = {
+    "dataset": tiny.dataset(),
+    "num_devices": tiny.NUM_DEVICES,
+    "budget_s": 2.0,
+    "preset": tiny.experiment,
+    "distribution": "l1",
+    "radius_m": 600.0,
+    "phi": 0.05,
+    "seeds": 3,
+}
+
+
+def jobs(policy=("fc", "pf"), **changes):
+    return plan(policy, **{**SETTINGS, **changes})
+
+
+def fingerprint(job):
+    return archive._Fingerprints()(job)
+
+
+def assert_equal(one, other):
+    xr.testing.assert_equal(one, other)
+    assert one.attrs["revision"] == other.attrs["revision"]
+
+
+def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(tmp_path, monkeypatch):
+    whole = run_all(jobs())
+    done = []
+
+    def stops(jobs, **settings):
+        done.append(len(jobs))
+        yield from itertools.islice(engine.execute(jobs, **settings), 2)
+        raise OSError("the power went")
+
+    monkeypatch.setattr(sys.modules["fcjax.sweep"], "execute", stops)
+    for _ in range(3):
+        with pytest.raises(OSError, match="the power went"):
+            run_all(jobs(), keep=tmp_path / "runs")
+    assert done == [6, 4, 2]
+    monkeypatch.undo()
+    again = fcjax.sweep(("fc", "pf"), **SETTINGS, keep=tmp_path / "runs")
+    assert again.num_programs == 0  # nothing had to be done
+    assert again.complete == 1
+    assert_equal(again, whole)
+
+
+def test_what_was_kept_is_readable_by_anyone(tmp_path):
+    (job,) = jobs("fc", seeds=1)
+    run_all([job], keep=tmp_path)
+    (path,) = tmp_path.iterdir()
+    with np.load(path, allow_pickle=False) as kept:
+        assert json.loads(str(kept["labels"])) == job.labels
+        assert kept["accuracy"].shape == kept["elapsed_s"].shape
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:900] + b"\7" * 9 + b[909:]])
+def test_a_damaged_file_is_done_again(damage, tmp_path):
+    whole = run_all(jobs("fc", seeds=1), keep=tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.warns(UserWarning, match="cannot be read, its run is done again"):
+        again = run_all(jobs("fc", seeds=1), keep=tmp_path)
+    assert again.num_programs == 1
+    assert_equal(again, whole)
+
+
+def _select_all(key, state, context):
+    return state, fcjax.allocate(jnp.ones(tiny.NUM_DEVICES, bool), context.observation, context.cell)
+
+
+def _select_two(key, state, context):
+    return state, fcjax.allocate(jnp.arange(tiny.NUM_DEVICES) < 2, context.observation, context.cell)
+
+
+def test_whatever_changes_a_run_changes_its_fingerprint():
+    other_images = data.synthetic.classification(900, 200, num_features=8, num_labels=4, spread=0.6, seed=2)
+    variants = [
+        jobs(),
+        jobs("fc", phi=[0.06, 0.5]),
+        jobs(["fixed-2", "fixed-3", "exact", "centralized"]),
+        jobs(distribution="iid"),
+        jobs(radius_m=601.0),
+        jobs(budget_s=2.5),
+        jobs(num_devices=5),
+        jobs(dataset=other_images),
+        jobs(preset=functools.partial(tiny.experiment, observation_error=0.1)),
+        jobs(preset=functools.partial(tiny.experiment, estimate_on="local")),
+        jobs(preset=functools.partial(tiny.experiment, model=models.mlp((8,), 4, hidden=(), mean=0.25))),
+        jobs({"mine": policies.Policy(lambda cell: (), _select_all)}),
+        jobs({"mine": policies.Policy(lambda cell: (), _select_two)}),
+    ]
+    found = [fingerprint(job) for variant in variants for job in variant]
+    assert len(set(found)) == len(found)
+
+
+def test_a_name_does_not_change_it():
+    assert [fingerprint(job) for job in jobs({"mine": policies.fast_converge(0.05)})] == [
+        fingerprint(job) for job in jobs("fc")
+    ]
+
+
+def test_precision_changes_it(x64):
+    (job,) = jobs("fc", seeds=1)
+    double = fingerprint(job)
+    with jax.enable_x64(False):
+        assert fingerprint(job) != double
+
+
+def test_another_process_has_the_same():
+    script = "import test_archive as t; print(*(t.fingerprint(job) for job in t.jobs(['fc', 'as-l'], seeds=1)))"
+    told = {subprocess.check_output([sys.executable, "-c", script], cwd="tests", text=True) for _ in range(2)}
+    assert told == {" ".join(fingerprint(job) for job in jobs(["fc", "as-l"], seeds=1)) + "\n"}
