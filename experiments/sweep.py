@@ -12,9 +12,10 @@ import argparse
 import os
 import sys
 import time
-import warnings
 from functools import partial
 from pathlib import Path
+
+from console import check_writable, leave, warnings_as_lines
 
 EXAMPLES = """examples:
   python experiments/sweep.py --phi 0.05
@@ -60,15 +61,13 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     sys.path.insert(0, os.getcwd())  # where a user's policy is
     try:
-        writable(args.out)
+        check_writable(args.out)
         if args.seeds < 1 or not 0 <= args.seed < 2**31 - args.seeds:
             raise ValueError(f"--seeds must be 1 or more and --seed 0 to 2^31, got {args.seeds} and {args.seed}")
         import fcjax  # after --help and the cheapest errors: it takes seconds
 
         fcjax.devices.keep_programs()
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")
-            warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+        with warnings_as_lines():
             results = fcjax.sweep(
                 args.policy,
                 dataset=args.dataset,
@@ -101,17 +100,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: impossible decisions ended these runs early:\n{bad.to_string(index=False)}", file=sys.stderr)
         return 2
     return 0 if results.complete else 130
-
-
-def writable(folder: Path) -> None:
-    """Raises OSError for a folder that results cannot be written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise OSError(f"results cannot be written to {folder}: {error.strerror}; choose another with --out") from error
 
 
 def write(results, out: Path):
@@ -163,8 +151,4 @@ def table(rows) -> str:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # At once: after Ctrl-C a compilation may still be under way on another thread, and nobody waits for it.
-    os._exit(code)
+    leave(main())

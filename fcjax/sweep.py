@@ -171,7 +171,8 @@ def run_all(jobs: Sequence[Job], *, keep: str | os.PathLike | None = None, progr
     ):
         if found:
             warnings.warn(f"{len(found)} of {len(finished)} runs {fault}, the first: {found[0].labels}", stacklevel=2)
-    return results.to_dataset(finished, {"complete": int(not interrupted), **dataclasses.asdict(clock)})
+    about = {"complete": int(not interrupted), "kept": len(known), **dataclasses.asdict(clock)}
+    return results.to_dataset(finished, about)
 
 
 def _policies(

@@ -1,0 +1,214 @@
+"""What the scripts that reproduce the paper share: the paper's settings, and the way from runs to files.
+
+A study plans runs, tells what they say beside what the paper says, and draws it. `main` does the runs and keeps each as
+it finishes in OUT/runs: stopped at any moment and started again, a script goes on with what is missing. Studies share
+the folder, so that what one has run is there for the next. Each writes to OUT
+  NAME_DATASET.csv     the figures, with 95% intervals over seeds
+  NAME_DATASET.png     the picture
+  NAME_DATASET.json    command, seeds, versions, revision and date
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+import xarray as xr
+from console import check_writable, warnings_as_lines
+
+import fcjax
+from fcjax import presets
+from fcjax.engine import Job
+from fcjax.plots import interval
+from fcjax.results import write_whole
+from fcjax.sweep import plan, run_all
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+# The paper's, of either data set, from the least even distribution to the most.
+DISTRIBUTIONS = {"mnist": ("l1", "l2", "iid"), "cifar10": ("l2", "l5", "iid")}
+RADII_M = (200.0, 600.0, 1000.0)
+POLICIES = ("fc", "rd", "pf", "cs-l", "cs-h", "as-l", "as-h")
+PERCENT = "best_accuracy_percent"
+
+
+@cache
+def published() -> dict[str, Any]:
+    """What the paper prints: `table3`, and `text`, what its results section says in words."""
+    return json.loads((Path(__file__).parent / "published.json").read_text())
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A table or a figure."""
+
+    name: str
+    about: str | None  # what --help says
+    plan: Callable[..., list[Job]]  # data set, number of seeds, and what the options say: the runs
+    tell: Callable[[xr.Dataset], pd.DataFrame]  # results: a data frame, a row for each point or cell
+    show: Callable[[pd.DataFrame], str]  # that data frame: what is printed
+    draw: Callable[[xr.Dataset, pd.DataFrame], plt.Figure]  # results and data frame: a figure
+    datasets: tuple[str, ...] = ("mnist", "cifar10")
+    options: Callable[[argparse.ArgumentParser], None] = lambda p: None
+
+
+def grid(
+    loaded: fcjax.data.Dataset,
+    policy: str | Sequence[str],
+    seeds: int,
+    *,
+    alpha: float = 0.0,
+    as_written: bool = False,
+    **settings: Any,
+) -> list[Job]:
+    """Runs under policies in the paper's setting, for all its distributions; settings as `fcjax.sweep` takes them."""
+    preset = presets.shi2020_as_written if as_written else presets.shi2020
+    jobs = plan(
+        policy,
+        **{
+            "dataset": loaded,
+            "distribution": distributions(loaded.name),
+            "radius_m": 600.0,
+            "phi": 0.05,
+            "budget_s": None,
+            "num_devices": 20,
+            "seeds": seeds,
+            "preset": partial(preset, observation_error=alpha),
+            **settings,
+        },
+    )
+    further = {"observation_error": float(alpha), "preset": preset.__name__}
+    return [dataclasses.replace(job, labels=job.labels | further) for job in jobs]
+
+
+def distributions(dataset: str) -> tuple[str, ...]:
+    """The paper's for a data set; for one that the paper does not have, those of MNIST."""
+    return DISTRIBUTIONS.get(dataset, DISTRIBUTIONS["mnist"])
+
+
+def summary(results: xr.Dataset) -> pd.DataFrame:
+    """A row for each run, with accuracies also in percent."""
+    rows = fcjax.results.summary(results)
+    for name in ("observation_error", "preset"):
+        rows[name] = results[name].values
+    return rows.assign(**{name + "_percent": 100 * rows[name] for name in ("best_accuracy", "tilde_accuracy")})
+
+
+def means(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
+    """Means over seeds, each followed by the half width of its 95% interval, for every combination of `by`."""
+    cells = []
+    for setting, runs in rows.groupby(list(by), sort=False, dropna=False):
+        cell = dict(zip(by, setting, strict=True)) | {"seeds": len(runs)}
+        for column in columns:
+            mean, half = interval(runs[column].to_numpy(float))
+            cell |= {column: float(mean), f"{column}_half": float(half)}
+        cells.append(cell)
+    return pd.DataFrame(cells)
+
+
+def parser(study: Study) -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        description=study.about,
+        epilog=f"""examples:
+  python experiments/{study.name}.py
+  python experiments/{study.name}.py --dataset {" ".join(study.datasets)} --seeds 2 --out out/quick
+
+Each run is kept as it finishes: a command that was stopped goes on where it was when it is given again.""",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("--seeds", type=int, default=5, metavar="N", help="runs for each point (default: 5, the paper's)")
+    p.add_argument(
+        "--dataset",
+        nargs="+",
+        default=[study.datasets[0]],
+        choices=study.datasets,
+        help=f"one or more of {', '.join(study.datasets)} (default: {study.datasets[0]})",
+    )
+    p.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/paper"),
+        help="folder for results and finished runs (default: %(default)s)",
+    )
+    study.options(p)
+    return p
+
+
+def main(study: Study, argv: Sequence[str] | None = None) -> int:
+    """Does a study as the command line asks for it, and returns the exit code."""
+    args = parser(study).parse_args(argv)
+    options = {k: v for k, v in vars(args).items() if k not in ("seeds", "dataset", "out")}
+    command = shlex.join(["python", f"experiments/{study.name}.py", *(sys.argv[1:] if argv is None else argv)])
+    with warnings_as_lines():
+        try:
+            if args.seeds < 1:
+                raise ValueError(f"--seeds must be 1 or more, got {args.seeds}")
+            check_writable(args.out)
+            for dataset in args.dataset:
+                start = time.monotonic()
+                results = collect(study, dataset, args.seeds, args.out, **options)
+                rows = write(study, results, args.out, dataset, command)
+                print(f"\n{study.show(rows)}\n")
+                runs = f"{results.sizes['run']} runs, of which {results.kept} had been kept"
+                spent = f"compiling {results.compile_s:.1f} s, running {results.run_s:.1f} s"
+                seconds = time.monotonic() - start
+                where = f"{args.out}/{study.name}_{dataset}.*"
+                print(f"{runs}, in {seconds:.1f} s ({spent}); written to {where}", flush=True)
+        except (ValueError, OSError, RuntimeError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print(f"interrupted; finished runs are in {args.out}/runs, and the same command goes on", file=sys.stderr)
+            return 130
+    return 0
+
+
+def collect(study: Study, dataset: str, seeds: int, out: Path, **options: Any) -> xr.Dataset:
+    """The results of all runs of a study: those that are missing in OUT/runs are done."""
+    fcjax.devices.keep_programs()
+    jobs = study.plan(fcjax.data.load(dataset), seeds, **options)
+    results = run_all(jobs, keep=out / "runs", progress=True)
+    if not results.complete:
+        raise KeyboardInterrupt
+    return results
+
+
+def write(study: Study, results: xr.Dataset, out: Path, dataset: str, command: str) -> pd.DataFrame:
+    """Writes the files of a study, each of them whole, and returns the rows."""
+    rows = study.tell(results)
+    stem = f"{study.name}_{dataset}"
+    write_rows(rows, out / f"{stem}.csv")
+    figure = study.draw(results, rows)
+    write_whole(out / f"{stem}.png", figure.savefig)
+    plt.close(figure)
+    about = provenance(results, command)
+    write_whole(out / f"{stem}.json", lambda part: Path(part).write_text(json.dumps(about, indent=1) + "\n"))
+    return rows
+
+
+def write_rows(rows: pd.DataFrame, path: Path) -> None:
+    text = rows.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    write_whole(path, lambda part: Path(part).write_text(text))
+
+
+def provenance(results: xr.Dataset, command: str) -> dict[str, Any]:
+    """The command, seeds, versions and date that made a result."""
+    return {
+        "command": command,
+        "seeds": sorted({int(seed) for seed in results.seed.values}),
+        "runs": results.sizes["run"],
+        "versions": json.loads(results.attrs["versions"]),
+        "backend": results.attrs["backend"],
+        "revision": results.attrs["revision"],
+        "date": datetime.date.today().isoformat(),
+    }
