@@ -28,7 +28,7 @@ from console import check_writable, warnings_as_lines
 import fcjax
 from fcjax import presets
 from fcjax.engine import Job
-from fcjax.plots import interval
+from fcjax.plots import COLOURS, STYLE, interval
 from fcjax.results import write_whole
 from fcjax.sweep import plan, run_all
 
@@ -116,6 +116,34 @@ def means(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.D
     return pd.DataFrame(cells)
 
 
+def difference(a: pd.DataFrame, b: pd.DataFrame, column: str) -> tuple[float, float]:
+    """Mean of a - b over the seeds that both have, and the half width of its 95% interval.
+
+    Runs of one seed meet the same channels, data and mini-batches: what these add to both is not in the difference.
+    """
+    both = a.set_index("seed")[column] - b.set_index("seed")[column]
+    mean, half = interval(both.dropna().to_numpy(float))
+    return float(mean), float(half)
+
+
+def table(lines: Sequence[Sequence[Any]]) -> str:
+    """Lines of a table, the first its head, with columns adjusted to the right."""
+    text = [[str(entry) for entry in line] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*text, strict=True)]
+    return "\n".join("  ".join(x.rjust(width) for x, width in zip(line, widths, strict=True)) for line in text)
+
+
+def told(cell: Any, column: str, digits: int = 1) -> str:
+    """A mean with the half width of its interval, if there is one."""
+    half = cell[f"{column}_half"]
+    return f"{cell[column]:.{digits}f}" + (f" ± {half:.{digits}f}" if half == half else "")
+
+
+def colours(names: Sequence[str]) -> dict[str, str]:
+    """Colours that also differ for colour-blind eyes."""
+    return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+
+
 def parser(study: Study) -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         description=study.about,
@@ -188,7 +216,8 @@ def write(study: Study, results: xr.Dataset, out: Path, dataset: str, command: s
     rows = study.tell(results)
     stem = f"{study.name}_{dataset}"
     write_rows(rows, out / f"{stem}.csv")
-    figure = study.draw(results, rows)
+    with plt.rc_context(STYLE):
+        figure = study.draw(results, rows)
     write_whole(out / f"{stem}.png", figure.savefig)
     plt.close(figure)
     about = provenance(results, command)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from console import leave
-from reproduction import PERCENT, POLICIES, RADII_M, Study, grid, main, means, plt, published, summary
+from reproduction import PERCENT, POLICIES, RADII_M, Study, grid, main, means, plt, published, summary, table, told
 
 from fcjax.data import Dataset
 from fcjax.engine import Job
@@ -97,7 +97,7 @@ def show(cells: pd.DataFrame) -> str:
         by = row.set_index("distribution")
         for d in order:
             c = by.loc[d]
-            entry = f"{c[PERCENT]:.1f} ± {c[PERCENT + '_half']:.1f}"
+            entry = told(c, PERCENT)
             if c.published_percent == c.published_percent:
                 entry += f"  {c.published_percent:.1f}  {c.difference:+.1f}"
             elif policy == "fixed-best":
@@ -106,12 +106,10 @@ def show(cells: pd.DataFrame) -> str:
         if written:
             line.append("  ".join(f"{x:.1f}" if x == x else "-" for x in by.as_written_percent[order]))
         lines.append(line)
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    text = "\n".join("  ".join(x.rjust(w) for x, w in zip(line, widths, strict=True)) for line in lines)
     apart = differences(cells)
-    text += (
-        f"\n\nmean absolute difference to the published table, {apart['cells']} cells: {apart['mean']:.2f} points "
-        f"(largest {apart['largest']:.2f}, mean with sign {apart['bias']:+.2f})"
+    text = (
+        f"{table(lines)}\n\nmean absolute difference to the published table, {apart['cells']} cells: "
+        f"{apart['mean']:.2f} points (largest {apart['largest']:.2f}, mean with sign {apart['bias']:+.2f})"
     )
     if written:
         other = (cells.as_written_percent - cells.published_percent).dropna()
@@ -128,7 +126,7 @@ def draw(results: xr.Dataset, cells: pd.DataFrame) -> plt.Figure:
     names = list(dict.fromkeys(cells.policy))
     size = (3.6 * len(order), 2.5 * len(radii) + 0.6)
     figure, grid_ = plt.subplots(
-        len(radii), len(order), figsize=size, squeeze=False, sharex=True, sharey="col", layout="constrained", dpi=150
+        len(radii), len(order), figsize=size, squeeze=False, sharex=True, sharey="col", layout="constrained"
     )
     for axes_row, radius_m in zip(grid_, radii, strict=True):
         for axes, distribution in zip(axes_row, order, strict=True):
@@ -140,12 +138,11 @@ def draw(results: xr.Dataset, cells: pd.DataFrame) -> plt.Figure:
             axes.plot(x, here.published_percent, "x", color="#D55E00", ms=6, label="published")
             if "as_written_percent" in here:
                 axes.plot(x, here.as_written_percent, "_", color="#888888", ms=9, label="without momentum")
-            axes.set_title(f"{here.dataset.iloc[0]}, {distribution}, R = {radius_m:g} m", fontsize=9)
-            axes.set_xticks(range(len(names)), names, rotation=45, fontsize=8)
-            axes.grid(alpha=0.25)
+            axes.set_title(f"{here.dataset.iloc[0]}, {distribution}, R = {radius_m:g} m")
+            axes.set_xticks(range(len(names)), names, rotation=45)
     for axes in grid_[:, 0]:
         axes.set_ylabel("best accuracy (%)")
-    figure.legend(*grid_[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(*grid_[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 

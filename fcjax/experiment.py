@@ -9,7 +9,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from fcjax import checks, learning, radio
-from fcjax.learning import EstimateOn, LocalData, OptimizerFactory
+from fcjax.learning import DivergenceOf, EstimateOn, LocalData, OptimizerFactory
 from fcjax.models import Model
 from fcjax.types import Cell, Estimates, Observation, Training, pytree, static
 
@@ -28,6 +28,7 @@ class Experiment:
     observation_error: ArrayLike = 0.0  # () alpha: standard deviation of what is seen of h and t^cp, relative to them
     make_optimizer: OptimizerFactory = static(learning.sgd)
     estimate_on: EstimateOn = static("batch")  # see `fcjax.learning`
+    divergence_of: DivergenceOf = static("displacement")  # see `fcjax.learning`
     width: int | Literal["auto"] | None = static("auto")  # devices trained at a time: see `fcjax.learning`
 
 

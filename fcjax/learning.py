@@ -24,6 +24,7 @@ from fcjax.types import Estimates, Training
 
 OptimizerFactory = Callable[[Training], optax.GradientTransformation]
 EstimateOn = Literal["batch", "local"] | None
+DivergenceOf = Literal["displacement", "gradient"]
 
 
 class LocalData(NamedTuple):
@@ -113,9 +114,15 @@ _PRIMES = _primes(1000, above=_MOST_SAMPLES)
 
 class _Local(NamedTuple):
     params: Params
+    gradient: Params | None  # at w_{k-1}, where it is asked for
     loss: Array
     rho: Array
     beta: Array
+
+    @property
+    def ruler(self) -> Params:
+        """What the divergence of devices is measured by."""
+        return self.params if self.gradient is None else self.gradient
 
 
 def train_device(
@@ -126,6 +133,7 @@ def train_device(
     optimizer: optax.GradientTransformation,
     estimate: bool = True,
     whole: tuple[Array, Array, Array] | None = None,
+    keep_gradient: bool = False,
 ) -> _Local:
     """Trains one device on mini-batches, (tau, d) indices of samples.
 
@@ -147,7 +155,7 @@ def train_device(
     carry = _apply(optimizer, gradient, optimizer.init(params), params)
     (trained, _), _ = lax.scan(step, carry, batches[1:])
     if not estimate:
-        return _Local(trained, loss, jnp.full_like(loss, jnp.nan), jnp.full_like(loss, jnp.nan))
+        return _Local(trained, None, loss, jnp.full_like(loss, jnp.nan), jnp.full_like(loss, jnp.nan))
     if whole is None:
         new_loss, new_gradient = slope(trained, batches[0])
     else:
@@ -155,7 +163,8 @@ def train_device(
         (loss, gradient), (new_loss, new_gradient) = local_slope(params), local_slope(trained)
     moved = _distance(params, trained)
     safe = jnp.where(moved > 0, moved, 1)
-    return _Local(trained, loss, jnp.abs(loss - new_loss) / safe, _distance(gradient, new_gradient) / safe)
+    rho, beta = jnp.abs(loss - new_loss) / safe, _distance(gradient, new_gradient) / safe
+    return _Local(trained, gradient if keep_gradient else None, loss, rho, beta)
 
 
 def _apply(optimizer, gradient, state, params):
@@ -186,6 +195,7 @@ def train_round(
     make_optimizer: OptimizerFactory = sgd,
     width: int | None = None,
     estimate_on: EstimateOn = "batch",
+    divergence_of: DivergenceOf = "displacement",
 ) -> Trained:
     """One round from the global model `params`.
 
@@ -201,9 +211,13 @@ def train_round(
       width: how many scheduled devices train at a time; None for all M under a mask.
       estimate_on: "batch" takes losses and gradients for the estimates on the first mini-batch, at the cost of one
         gradient more than training; "local" on all data of the device; None leaves the estimates as they are.
+      divergence_of: "displacement" takes (w_{k-1} - w_i)/(tau eta) for the gradient of device i when delta is
+        estimated, as step 20 of Alg. 3 says; "gradient" takes the gradient at w_{k-1} itself.
     """
     if estimate_on not in (None, "batch", "local"):
         raise ValueError(f"estimate_on must be None, 'batch' or 'local', got {estimate_on!r}")
+    if divergence_of not in ("displacement", "gradient"):
+        raise ValueError(f"divergence_of must be 'displacement' or 'gradient', got {divergence_of!r}")
     if width is not None and width < 1:
         raise ValueError(f"width must be 1 or more, or None for all devices under a mask, got {width}")
     scheduled, estimates, data = jax.tree.map(jnp.asarray, (scheduled, estimates, data))
@@ -216,7 +230,8 @@ def train_round(
         whole = None
         if estimate_on == "local":
             whole = data.x[own], data.y[own], jnp.arange(own.size) < size
-        return train_device(params, own[positions], data, model, optimizer, estimate_on is not None, whole)
+        estimate, by_gradient = estimate_on is not None, divergence_of == "gradient"
+        return train_device(params, own[positions], data, model, optimizer, estimate, whole, by_gradient)
 
     weights = jnp.where(scheduled, data.sizes, 0)
     share = weights / jnp.maximum(jnp.sum(weights), 1)
@@ -228,6 +243,7 @@ def train_round(
         # With (w_{k-1} - w_i)/(tau eta) for the gradient of device i, their mean is (w_{k-1} - w_k)/(tau eta).
         step_size = training.local_steps * jnp.asarray(training.learning_rate)
         delta = jnp.where(step_size > 0, distance / jnp.where(step_size > 0, step_size, 1), 0)
+        delta = delta if divergence_of == "displacement" else distance
         news = Estimates(local.rho, local.beta, delta)
         estimates = jax.tree.map(lambda new, old: jnp.where(scheduled, new, old), news, estimates)
     return Trained(new_params, jnp.sum(jnp.where(share > 0, share * local.loss, 0)), estimates)
@@ -237,14 +253,16 @@ class _All(NamedTuple):
     """What the devices have come to: the mean model, and of each device, if it is scheduled, its results."""
 
     mean: Params
-    local: _Local  # without models
-    distance: Array  # (M,) of the device's model from the mean
+    local: _Local  # without models and gradients
+    distance: Array  # (M,) of the device's model, or gradient, from the mean
 
 
 def _under_a_mask(train: Callable[[Array], _Local], scheduled: Array, share: Array) -> _All:
     local = jax.vmap(train)(jnp.arange(scheduled.size))
     mean = aggregate(local.params, share)
-    return _All(mean, local._replace(params=None), jax.vmap(_distance, (0, None))(local.params, mean))
+    middle = mean if local.gradient is None else aggregate(local.gradient, share)
+    distance = jax.vmap(_distance, (0, None))(local.ruler, middle)
+    return _All(mean, local._replace(params=None, gradient=None), distance)
 
 
 def _in_slots(train: Callable[[Array], _Local], scheduled: Array, share: Array, width: int) -> _All:
@@ -268,22 +286,24 @@ def _in_slots(train: Callable[[Array], _Local], scheduled: Array, share: Array, 
         return lax.dynamic_update_slice_in_dim(array, new, start, 0)
 
     def train_some(start, state):
-        mean, all_ = state
+        sums, all_ = state
         local = jax.vmap(train)(take(order, start))
-        mean = jax.tree.map(jnp.add, mean, aggregate(local.params, take(counted, start)))
-        return mean, jax.tree.map(lambda buffer, new: put(buffer, new, start), all_, local)
+        sums = jax.tree.map(jnp.add, sums, aggregate((local.params, local.gradient), take(counted, start)))
+        return sums, jax.tree.map(lambda buffer, new: put(buffer, new, start), all_, local)
 
     def measure_some(start, distance):
-        models = jax.tree.map(lambda leaf: take(leaf, start), local.params)
-        return put(distance, jax.vmap(_distance, (0, None))(models, mean), start)
+        rulers = jax.tree.map(lambda leaf: take(leaf, start), local.ruler)
+        middle = mean if local.gradient is None else mean_gradient
+        return put(distance, jax.vmap(_distance, (0, None))(rulers, middle), start)
 
     shapes = jax.eval_shape(train, order[0])
-    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.params)
+    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes.params, shapes.gradient))
     room = jax.tree.map(lambda s: jnp.zeros((order.size, *s.shape), s.dtype), shapes)
-    mean, local = in_turn(train_some, (nothing, room))
+    (mean, mean_gradient), local = in_turn(train_some, (nothing, room))
     distance = in_turn(measure_some, jnp.zeros_like(local.rho))
     by_device = lambda leaf: jnp.zeros(num_devices, leaf.dtype).at[order[:num_devices]].set(leaf[:num_devices])  # noqa: E731
-    return _All(mean, jax.tree.map(by_device, local._replace(params=None)), by_device(distance))
+    scalars = local._replace(params=None, gradient=None)
+    return _All(mean, jax.tree.map(by_device, scalars), by_device(distance))
 
 
 def _distance(a: Params, b: Params) -> Array:

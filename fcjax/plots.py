@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 # Okabe and Ito's palette, whose colours also differ for colour-blind eyes.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 _LINES = ("-", "--", ":", "-.")
-_STYLE: Any = {
+STYLE: Any = {
     "font.size": 9,
     "axes.grid": True,
     "axes.spines.top": False,
@@ -57,7 +57,7 @@ def accuracy(results: xr.Dataset) -> Figure:
     panels = list(_panels(results))
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         size = (1.2 + 3.4 * columns, 0.9 + 2.6 * rows)
         figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, sharey=True, layout="constrained")
         for axes in grid.ravel()[len(panels) :]:
@@ -67,7 +67,7 @@ def accuracy(results: xr.Dataset) -> Figure:
             axes.set(xlabel="simulated time (s)", ylim=(0, 1))
             for style, line in _lines(results, runs):
                 times = np.linspace(0, float(line.budget_s[0]), 201)
-                _draw(axes, times, np.stack([_held(run, times) for _, run in line.groupby("run")]), style)
+                _draw(axes, times, np.stack([held(run, times) for _, run in line.groupby("run")]), style)
         for axes in grid[:, 0]:
             axes.set_ylabel("test accuracy")
         _legend(figure, grid)
@@ -78,7 +78,7 @@ def rounds(results: xr.Dataset) -> Figure:
     """Scheduled devices, round time and estimates against simulated time, in means over spans of it."""
     panels = list(_panels(results))
     shape = (2, 3) if len(panels) == 1 else (len(_ROUNDS), len(panels))
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         size = (1.2 + 3.0 * shape[1], 0.9 + 1.9 * shape[0])
         share = {"sharex": True} if len(panels) == 1 else {"sharex": "col", "sharey": "row"}
         figure, grid = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained", **share)
@@ -131,8 +131,8 @@ def _lines(results: xr.Dataset, runs: xr.Dataset) -> Iterator[tuple[dict[str, An
         # One policy with several phi is told apart by colour, several policies by colour and phi by the line.
         colour = names.index(name) if len(names) > 1 or not several else number
         style = {
-            "color": _COLOURS[colour % len(_COLOURS)],
-            "linestyle": _LINES[(number if len(names) > 1 and several else colour // len(_COLOURS)) % len(_LINES)],
+            "color": COLOURS[colour % len(COLOURS)],
+            "linestyle": _LINES[(number if len(names) > 1 and several else colour // len(COLOURS)) % len(_LINES)],
             "zorder": 3 - colour / 100,  # the first on top
             "label": rf"{name}, $\varphi$ = {float(phi):g}" if several and phi in phis else name,
         }
@@ -151,7 +151,7 @@ def _legend(figure: Figure, grid: np.ndarray) -> None:
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(columns, len(handles)))
 
 
-def _held(run: xr.Dataset, times: np.ndarray) -> np.ndarray:
+def held(run: xr.Dataset, times: np.ndarray) -> np.ndarray:
     """The accuracy at given times: each round's is held until the next round ends."""
     run = run.squeeze("run")
     num_rounds = int(run.rounds)

@@ -117,6 +117,7 @@ def simulate_round(key: Array, state: State, experiment: Experiment, select: Any
             make_optimizer=experiment.make_optimizer,
             width=_width(experiment),
             estimate_on=experiment.estimate_on,
+            divergence_of=experiment.divergence_of,
         )
         # Steps 23 to 25. Devices report the loss of the model that they began with: w~ is known one round late.
         reported_loss = as_float(trained.loss)

@@ -25,7 +25,8 @@ def setting(dtype, *, name="dir1", batch_size=8, local_steps=3, model="mlp"):
     return local, training, made, params, start
 
 
-train = jax.jit(learning.train_round, static_argnums=6, static_argnames=("width", "estimate_on", "make_optimizer"))
+STATIC = ("width", "estimate_on", "divergence_of", "make_optimizer")
+train = jax.jit(learning.train_round, static_argnums=6, static_argnames=STATIC)
 
 
 def cross_entropy(params, x, y):
@@ -147,9 +148,36 @@ def test_estimates_on_the_whole_local_data(x64):
     np.testing.assert_allclose(whole.estimates.rho[2], abs(losses[2] - new_loss) / moved, rtol=1e-9)
 
 
+@pytest.mark.parametrize("width", [None, 1, 4])
+@pytest.mark.parametrize("estimate_on", ["batch", "local"])
+def test_divergence_of_gradients(width, estimate_on, x64):
+    """With "gradient", delta_i is how far the gradient of F_i at w_{k-1} is from the mean of the scheduled devices'."""
+    data, training, model, params, start = setting(np.float64)
+    scheduled, device_keys = np.array([1, 0, 1, 1, 0, 1], bool), keys.per_device(jax.random.key(3), NUM_DEVICES)
+    arguments = device_keys, params, scheduled, start, data, training, model
+    result = train(*arguments, width=width, estimate_on=estimate_on, divergence_of="gradient")
+    usual = train(*arguments, width=width, estimate_on=estimate_on)
+    gradients = {}
+    for i in np.flatnonzero(scheduled):
+        positions = np.asarray(learning.draw_batches(device_keys[i], data.sizes[i], training))[0]
+        mine = data.indices[i][positions] if estimate_on == "batch" else data.indices[i][: data.sizes[i]]
+        gradient = jax.grad(model.loss)(params, data.x[mine], data.y[mine])
+        gradients[i] = np.asarray(jax.flatten_util.ravel_pytree(gradient)[0])
+    total = sum(data.sizes[i] for i in gradients)
+    mean = sum(data.sizes[i] / total * gradient for i, gradient in gradients.items())
+    expected = [np.linalg.norm(gradients[i] - mean) if i in gradients else 2.0 for i in range(NUM_DEVICES)]
+    np.testing.assert_allclose(result.estimates.delta, expected, rtol=1e-10)
+    others = lambda trained: (trained.params, trained.estimates.rho, trained.estimates.beta)  # noqa: E731
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), others(result), others(usual))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"width": 0}, r"width must be 1 or more.*got 0"), ({"estimate_on": "all"}, r"'batch' or 'local', got 'all'")],
+    [
+        ({"width": 0}, r"width must be 1 or more.*got 0"),
+        ({"estimate_on": "all"}, r"'batch' or 'local', got 'all'"),
+        ({"divergence_of": "model"}, r"'displacement' or 'gradient', got 'model'"),
+    ],
 )
 def test_bad_options_are_named(change, message):
     data, training, model, params, start = setting(np.float32)

@@ -1,0 +1,67 @@
+"""Fig. 2 of the paper: accuracy and mean number of scheduled devices of FC against phi, from 0.005 to 5.
+
+Lines are what FC does when it sees channels and computation times as they are; markers, what it does when it sees them
+with errors of 10 and 20%.
+"""
+
+import pandas as pd
+import xarray as xr
+from console import leave
+from reproduction import PERCENT, Study, colours, grid, main, means, plt, published, summary, table, told
+
+from fcjax.data import Dataset
+from fcjax.engine import Job
+
+PHIS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+ERRORS = {0.1: "o", 0.2: "^"}  # and their markers
+PHIS_WITH_ERRORS = PHIS[::3]
+
+
+def plan(loaded: Dataset, seeds: int) -> list[Job]:
+    jobs = grid(loaded, "fc", seeds, phi=PHIS)
+    for alpha in ERRORS:
+        jobs += grid(loaded, "fc", seeds, phi=PHIS_WITH_ERRORS, alpha=alpha)
+    return jobs
+
+
+def tell(results: xr.Dataset) -> pd.DataFrame:
+    by = ("dataset", "distribution", "observation_error", "phi")
+    return means(summary(results), by, (PERCENT, "mean_scheduled", "mean_round_s", "rounds"))
+
+
+def show(points: pd.DataFrame) -> str:
+    lines = [["distribution", "alpha", "phi", "best accuracy (%)", "scheduled", "round (s)"]]
+    for _, p in points.iterrows():
+        figures = told(p, PERCENT, 2), told(p, "mean_scheduled", 2), told(p, "mean_round_s", 3)
+        lines.append([p.distribution, f"{p.observation_error:g}", f"{p.phi:g}", *figures])
+    return table(lines)
+
+
+def draw(results: xr.Dataset, points: pd.DataFrame) -> plt.Figure:
+    figure, grid_ = plt.subplots(1, 2, figsize=(8.4, 3.6), layout="constrained")
+    for column, label, axes in zip((PERCENT, "mean_scheduled"), ("best accuracy (%)", "scheduled"), grid_, strict=True):
+        for name, colour in colours(list(dict.fromkeys(points.distribution))).items():
+            here = points[points.distribution == name]
+            exact = here[here.observation_error == 0]
+            mean, half = exact[column], exact[f"{column}_half"]
+            axes.plot(exact.phi, mean, color=colour, label=name)
+            axes.fill_between(exact.phi, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
+            for alpha, marker in ERRORS.items():
+                with_error = here[here.observation_error == alpha]
+                axes.plot(with_error.phi, with_error[column], marker, color=colour, ms=5, mfc="none")
+        axes.set(xscale="log", xlabel=r"$\varphi$", ylabel=label)
+    grid_[0].set_title(f"{points.dataset[0]}, R = 600 m")
+    stated = published()["text"][0]
+    if stated["dataset"] == points.dataset[0]:
+        figures = list(stated[PERCENT].values())
+        grid_[0].plot([stated["phi"]] * len(figures), figures, "kx", label="published")
+    for alpha, marker in ERRORS.items():
+        grid_[0].plot([], [], marker, color="k", mfc="none", label=rf"errors, $\alpha$ = {alpha:g}")
+    figure.legend(*grid_[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    return figure
+
+
+STUDY = Study("figure2", __doc__, plan, tell, show, draw)
+
+if __name__ == "__main__":
+    leave(main(STUDY))
