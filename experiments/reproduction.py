@@ -57,7 +57,7 @@ class Study:
     plan: Callable[..., list[Job]]  # data set, number of seeds, and what the options say: the runs
     tell: Callable[[xr.Dataset], pd.DataFrame]  # results: a data frame, a row for each point or cell
     show: Callable[[pd.DataFrame], str]  # that data frame: what is printed
-    draw: Callable[[xr.Dataset, pd.DataFrame], plt.Figure]  # results and data frame: a figure
+    draw: Callable[[xr.Dataset, pd.DataFrame], plt.Figure] | None  # results and data frame: a figure, if there is one
     datasets: tuple[str, ...] = ("mnist", "cifar10")
     options: Callable[[argparse.ArgumentParser], None] = lambda p: None
 
@@ -116,7 +116,7 @@ def means(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.D
     return pd.DataFrame(cells)
 
 
-def difference(a: pd.DataFrame, b: pd.DataFrame, column: str) -> tuple[float, float]:
+def difference(a: pd.DataFrame, b: pd.DataFrame, column: str = PERCENT) -> tuple[float, float]:
     """Mean of a - b over the seeds that both have, and the half width of its 95% interval.
 
     Runs of one seed meet the same channels, data and mini-batches: what these add to both is not in the difference.
@@ -126,11 +126,12 @@ def difference(a: pd.DataFrame, b: pd.DataFrame, column: str) -> tuple[float, fl
     return float(mean), float(half)
 
 
-def table(lines: Sequence[Sequence[Any]]) -> str:
-    """Lines of a table, the first its head, with columns adjusted to the right."""
+def table(lines: Sequence[Sequence[Any]], *, left: bool = False) -> str:
+    """Lines of a table, the first its head, with columns adjusted to the right, or to the left."""
     text = [[str(entry) for entry in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*text, strict=True)]
-    return "\n".join("  ".join(x.rjust(width) for x, width in zip(line, widths, strict=True)) for line in text)
+    adjust = str.ljust if left else str.rjust
+    return "\n".join("  ".join(map(adjust, line, widths)).rstrip() for line in text)
 
 
 def told(cell: Any, column: str, digits: int = 1) -> str:
@@ -216,10 +217,11 @@ def write(study: Study, results: xr.Dataset, out: Path, dataset: str, command: s
     rows = study.tell(results)
     stem = f"{study.name}_{dataset}"
     write_rows(rows, out / f"{stem}.csv")
-    with plt.rc_context(STYLE):
-        figure = study.draw(results, rows)
-    write_whole(out / f"{stem}.png", figure.savefig)
-    plt.close(figure)
+    if study.draw is not None:
+        with plt.rc_context(STYLE):
+            figure = study.draw(results, rows)
+            write_whole(out / f"{stem}.png", figure.savefig)
+        plt.close(figure)
     about = provenance(results, command)
     write_whole(out / f"{stem}.json", lambda part: Path(part).write_text(json.dumps(about, indent=1) + "\n"))
     return rows

@@ -1,0 +1,284 @@
+"""The scripts that reproduce the paper, on small data that need no download."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import claims
+import figure2
+import figure3
+import figure4
+import figure5
+import matplotlib.pyplot as plt
+import numpy as np
+import open_questions
+import pandas as pd
+import pytest
+import reproduction
+import table3
+from reproduction import PERCENT, POLICIES
+
+import fcjax
+from fcjax import data
+
+FOLDER = Path(reproduction.__file__).parent
+SCRIPT = """
+import sys
+from fcjax import data
+from test_reproduction import clouds
+data.load = clouds
+import figure3
+from reproduction import main
+sys.exit(main(figure3.STUDY, ["--seeds", "3", "--out", sys.argv[1]]))
+"""
+
+
+def clouds(name):
+    """Clouds of points in the place of a data set of the paper."""
+    made = data.synthetic.classification(4000, 300, num_features=8, num_labels=10, spread=0.5)
+    return dataclasses.replace(made, name=name)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("study", [figure3.STUDY, figure5.STUDY], ids=lambda study: study.name)
+def test_a_study_from_the_command_line(study, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(data, "load", clouds)
+    arguments = ["--seeds", "2", "--out", str(tmp_path / "here")]
+    assert reproduction.main(study, arguments) == 0
+    first = capsys.readouterr().out
+    files = {path.name: path.read_bytes() for path in (tmp_path / "here").glob("*_mnist.*")}
+    assert set(files) == {f"{study.name}_mnist.{kind}" for kind in ("csv", "png", "json")}
+    about = json.loads(files[f"{study.name}_mnist.json"])
+    assert about["command"] == f"python experiments/{study.name}.py --seeds 2 --out {tmp_path}/here"
+    assert about["seeds"] == [0, 1]
+    assert {"versions", "date", "revision", "runs"} <= set(about)
+    assert reproduction.main(study, arguments) == 0  # all runs have been kept
+    again = capsys.readouterr().out
+    assert f"{about['runs']} runs, of which {about['runs']} had been kept" in again
+    assert again.splitlines()[:-1] == first.splitlines()[:-1]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "here").glob("*_mnist.*")} == files
+    plt.close("all")
+
+
+def test_killed_and_started_again_it_ends_with_the_same_file(tmp_path):
+    """With SIGKILL, which nothing can prepare for."""
+    environment = os.environ | {
+        "FCJAX_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": os.pathsep.join([str(FOLDER), str(Path(__file__).parent)]),
+    }
+
+    def start(out):
+        command = [sys.executable, "-c", SCRIPT, str(out)]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    assert start(tmp_path / "whole").wait() == 0
+    out = tmp_path / "killed"
+    for enough in (1, 4):
+        process = start(out)
+        deadline = time.monotonic() + 120
+        while len(list((out / "runs").glob("[!.]*.npz"))) < enough and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        assert not list(out.glob("*.csv"))
+    assert start(out).wait() == 0
+    for name in ("figure3_mnist.csv", "figure3_mnist.png"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    kept = {path.name: path.read_bytes() for path in (out / "runs").glob("[!.]*")}
+    assert kept == {path.name: path.read_bytes() for path in (tmp_path / "whole" / "runs").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--seeds", "0"], "--seeds must be 1 or more, got 0"), (["--out", "/dev/null/x"], "cannot be written to")],
+)
+def test_bad_input_ends_with_code_2(arguments, message, capsys):
+    assert reproduction.main(figure3.STUDY, arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_has_examples(capsys):
+    with pytest.raises(SystemExit):
+        reproduction.main(table3.STUDY, ["--help"])
+    assert "python experiments/table3.py --dataset mnist cifar10 --seeds 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("study", "options", "number"),
+    [
+        (table3.STUDY, {"extra": ()}, 7 * 9),
+        (table3.STUDY, {}, 7 * 9 + 9 + 20 * 9 + 7 * 9),
+        (figure2.STUDY, {}, 3 * (10 + 2 * 4)),
+        (figure3.STUDY, {}, 3),
+        (figure4.STUDY, {}, 3 * 23),
+        (figure5.STUDY, {}, 2 * 7),
+        (claims.STUDY, {}, 7 * 9 + 3 * (9 + 8) + 3 * 22),
+        (open_questions.STUDY, {}, 3 * 8),
+    ],
+)
+def test_what_is_run(study, options, number):
+    jobs = study.plan(clouds("mnist"), 2, **options)
+    assert len(jobs) == 2 * number
+    assert len({str(job.labels) for job in jobs}) == 2 * number
+
+
+def test_published_figures():
+    """Some cells, as read in the paper."""
+    cells = {tuple(cell.values()) for cell in reproduction.published()["table3"]}
+    assert len(cells) == 2 * 7 * 9
+    for cell in (
+        ("mnist", "fc", 600, "l1", 89.0),
+        ("mnist", "rd", 1000, "l1", 65.2),
+        ("cifar10", "as-h", 1000, "iid", 46.8),
+        ("cifar10", "cs-l", 200, "l5", 43.6),
+    ):
+        assert cell in cells
+
+
+def made_up(labels, accuracy, scheduled=3, rounds=1):
+    """A run with a history that was written by hand."""
+    per_device = np.full((rounds, 20), 0.5)
+    number = np.linspace(1, 0, rounds) + 1
+    history = dict.fromkeys(("share", "gain", "compute_s"), per_device)
+    history |= dict.fromkeys(("rho", "beta", "delta"), per_device * number[:, None])
+    history |= dict.fromkeys(("loss", "tilde_loss", "reported_loss", "round_s"), np.ones(rounds))
+    history |= {
+        "accuracy": np.linspace(accuracy, accuracy / 2, rounds)[::-1],
+        "tilde_accuracy": np.full(rounds, accuracy),
+    }
+    history |= {"elapsed_s": np.arange(1.0, rounds + 1), "scheduled": np.tile(np.arange(20) < scheduled, (rounds, 1))}
+    return fcjax.results.Finished(labels, fcjax.rounds.Record(**history), 0.1, 2.3, fcjax.rounds.Stop.BUDGET)
+
+
+def results_of(accuracies):
+    """Runs of one round, of which their best accuracies count: {(policy, preset): accuracy by seed}."""
+    setting = {"dataset": "mnist", "distribution": "l1", "radius_m": 600.0, "phi": np.nan, "devices": 20}
+    setting |= {"budget_s": 60.0, "observation_error": 0.0}
+    runs = []
+    for (policy, preset), values in accuracies.items():
+        number = int(policy[6:]) if policy.startswith("fixed-") else 3
+        for seed, accuracy in enumerate(values):
+            labels = setting | {"policy": policy, "preset": preset, "seed": seed}
+            runs.append(made_up(labels, accuracy, number))
+    return fcjax.results.to_dataset(runs)
+
+
+def test_cells_stand_beside_the_published_ones():
+    results = results_of(
+        {
+            ("fc", "shi2020"): [0.89, 0.90],
+            ("pf", "shi2020"): [0.80, 0.84],
+            ("exact", "shi2020"): [0.9, 0.9],
+            ("fixed-4", "shi2020"): [0.88, 0.90],
+            ("fixed-5", "shi2020"): [0.86, 0.91],
+            ("pf", "shi2020_as_written"): [0.7, 0.72],
+        }
+    )
+    cells = table3.tell(results).set_index("policy")
+    assert list(cells.index) == ["fc", "pf", "exact", "fixed-best"]
+    np.testing.assert_allclose(cells[PERCENT], [89.5, 82, 90, 89])
+    assert cells.mean_scheduled["fixed-best"] == 4
+    np.testing.assert_allclose(cells.published_percent[["fc", "pf"]], [89.0, 82.6])
+    np.testing.assert_allclose(cells.difference[["fc", "pf"]], [0.5, -0.6])
+    assert cells.published_percent[["exact", "fixed-best"]].isna().all()
+    np.testing.assert_allclose(cells.as_written_percent[["fc", "pf"]], [np.nan, 71])
+    half = 12.706204736 * np.std([80, 84], ddof=1) / np.sqrt(2)  # Student's t for one degree of freedom
+    np.testing.assert_allclose(cells[f"{PERCENT}_half"]["pf"], half)
+    apart = table3.differences(cells.reset_index())
+    np.testing.assert_allclose([apart[k] for k in ("cells", "mean", "largest", "bias")], [2, 0.55, 0.6, -0.05])
+    shown = table3.show(cells.reset_index())
+    assert "mean absolute difference to the published table, 2 cells: 0.55 points" in shown
+
+
+def test_wins_are_counted_with_a_margin():
+    cells = pd.DataFrame(
+        {
+            "policy": ["fc", "rd", "exact"] * 3,
+            "radius_m": np.repeat([200, 600, 1000], 3),
+            "distribution": "l1",
+            "published_percent": [89.9, 90.2, 99, 80, 80.4, 99, 70, 60, 99],
+        }
+    )
+    assert table3.wins(cells, "published_percent") == (2, 3)
+    assert set(POLICIES) >= {"fc", "rd"}
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
+def test_claims_on_runs_whose_truth_is_known(dataset):
+    """FC is best by far, n = 6 the best fixed number, and nothing else matters but a little noise."""
+    rng = np.random.default_rng(0)
+    runs = []
+    for job in claims.plan(clouds(dataset), 4):
+        policy = job.labels["policy"]
+        number = int(policy[6:]) if policy.startswith("fixed-") else {"fc": 6, "cs-h": 9}.get(policy, 3)
+        accuracy = {"fc": 0.9, "centralized": 0.95}.get(policy, 0.8)
+        accuracy = 0.9 - 0.01 * abs(number - 6) if policy.startswith("fixed-") else accuracy
+        runs.append(made_up(job.labels, accuracy + rng.uniform(0, 1e-4), number, rounds=6))
+    rows = claims.tell(fcjax.results.to_dataset(runs))
+    verdict = dict(zip(rows.statement, rows.verdict, strict=True))
+    uneven = claims.distributions(dataset)[0]
+    for statement in (
+        "FC has the highest accuracy under most settings",
+        "where another policy is more accurate than FC, it is by 0.2 points at most",
+        "cs-l loses notably under some settings",
+        f"scheduling too few devices costs accuracy for {uneven}",
+        f"scheduling too many devices costs accuracy for {uneven}",
+        f"FC is close to the best fixed number for {uneven}",
+        f"centralized training is an upper bound for {uneven}",
+        f"accuracy is not sensitive to phi from 0.02 to 0.5 for {uneven}",
+        "errors of alpha = 0.1 leave the number of scheduled devices almost the same",
+        "FC is robust to errors of alpha = 0.2",
+        "rho falls during training",
+        "w~ is mostly more accurate than w_k",
+    ):
+        assert verdict[statement] == "holds", statement
+    if dataset == "mnist":
+        assert verdict["FC is more accurate than rd, pf, cs-l, as-l (l1, R = 600 m)"] == "holds"
+        assert verdict["FC is 9.0 points above rd (l1, R = 600 m)"] == "does not hold"  # it is 10
+        assert verdict["fc: mean_scheduled is 6.26 (l1, R = 600 m)"] == "does not hold"  # it is 6
+        assert verdict["FC reaches 89.0% for l1"] == "does not hold"
+        assert verdict["fc reaches 80% after 17.35 s (l1, R = 600 m)"] == "does not hold"
+    assert f"{len(rows)} statements" in claims.show(rows)
+
+
+def test_time_to_a_level():
+    times, curve = np.arange(5.0), np.array([0.1, 0.5, 0.8, 0.7, 0.9])
+    assert figure5.time_to(0.8, times, curve) == 2.0
+    assert np.isnan(figure5.time_to(0.95, times, curve))
+
+
+def test_tilde_by_other_losses():
+    """Against a loop over rounds."""
+    rng = np.random.default_rng(0)
+    loss, accuracy = rng.random((2, 3, 9)).astype(np.float32)
+    loss[1, 6:] = accuracy[1, 6:] = np.nan  # a shorter run
+    results = fcjax.results.xr.Dataset(
+        {
+            "loss": (("run", "round"), loss),
+            "accuracy": (("run", "round"), accuracy),
+            "start_loss": ("run", np.array([0.5, 9.0, 9.0])),
+            "start_accuracy": ("run", np.array([0.3, 0.1, 0.1])),
+        }
+    )
+    at_once = open_questions.tilde_accuracy(results, "held-out, at once")
+    late = open_questions.tilde_accuracy(results, "held-out")
+    for run in range(3):
+        best, best_accuracy = results.start_loss.values[run], results.start_accuracy.values[run]
+        for k in range(9):
+            if np.isnan(loss[run, k]):
+                assert np.isnan(at_once[run, k])
+                continue
+            assert late[run, k] == pytest.approx(best_accuracy)
+            if loss[run, k] < best:
+                best, best_accuracy = loss[run, k], accuracy[run, k]
+            assert at_once[run, k] == pytest.approx(best_accuracy)
+
+
+def test_corrected_delta_needs_no_more_than_the_policy_knows():
+    experiment = fcjax.presets.shi2020(clouds("mnist"))
+    fcjax.check_policy(open_questions.corrected(), experiment.cell)
