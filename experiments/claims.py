@@ -136,9 +136,8 @@ def of_figure3(e: Evidence) -> Iterable[Statement]:
 
     def part(runs: xr.Dataset, trace: str, begin: float, end: float) -> np.ndarray:
         """Of each run the mean over a part of its rounds."""
-        ends = (int(run.rounds) for _, run in runs.squeeze().groupby("run"))
-        values = runs[trace].values
-        return np.array([row[int(begin * n) : int(end * n)].mean() for row, n in zip(values, ends, strict=True)])
+        pairs = zip(runs[trace].values, runs.rounds.values, strict=True)
+        return np.array([row[int(begin * n) : int(end * n)].mean() for row, n in pairs])
 
     words = {"scheduled": "the number of scheduled devices", "rho": "rho", "beta": "beta", "delta": "delta"}
     for trace, word in words.items():

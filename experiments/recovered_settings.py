@@ -1,0 +1,103 @@
+"""What the settings that the paper does not print are worth: Table III at R = 600 and 1000 m with other ones.
+
+Each line changes one setting of the preset, and tells how far the table is then from the published one.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pandas as pd
+import table3
+import xarray as xr
+from console import leave
+from reproduction import PERCENT, POLICIES, Study, grid, main, means, plt, published, summary, table
+
+from fcjax import models, presets
+from fcjax.data import Dataset
+from fcjax.engine import Job
+from fcjax.experiment import Experiment
+
+
+def _radio(experiment: Experiment, **changes: float) -> Experiment:
+    return dataclasses.replace(experiment, cell=dataclasses.replace(experiment.cell, **changes))
+
+
+def _inputs(experiment: Experiment, mean: float, std: float) -> Experiment:
+    shape, num_labels = experiment.test_x.shape[1:], int(experiment.test_y.max()) + 1
+    return dataclasses.replace(experiment, model=models.mlp(shape, num_labels, hidden=(64,), mean=mean, std=std))
+
+
+def _momentum(experiment: Experiment, momentum: float) -> Experiment:
+    return dataclasses.replace(experiment, training=dataclasses.replace(experiment.training, momentum=momentum))
+
+
+WAYS = {
+    "as the preset": lambda e: e,
+    "path loss d^-3.76, d in m": lambda e: _radio(e, reference_gain=1e3**-3.76),
+    "Rayleigh fading": lambda e: _radio(e, scatter=1.0),
+    "pixels from 0 to 1": lambda e: _inputs(e, 0.0, 1.0),
+    "pixels from -1 to 1": lambda e: _inputs(e, 0.5, 0.5),
+    "momentum 0.5": lambda e: _momentum(e, 0.5),
+    "no momentum": lambda e: _momentum(e, 0.0),
+}
+RADII_M = (600.0, 1000.0)
+
+
+def _preset(way: str, *args, **settings) -> Experiment:
+    return WAYS[way](presets.shi2020(*args, **settings))
+
+
+def plan(loaded: Dataset, seeds: int) -> list[Job]:
+    jobs = []
+    for way in WAYS:
+        for job in grid(loaded, POLICIES, seeds, radius_m=RADII_M, preset=functools.partial(_preset, way)):
+            jobs.append(dataclasses.replace(job, labels=job.labels | {"preset": way}))
+    return jobs
+
+
+def tell(results: xr.Dataset) -> pd.DataFrame:
+    """A row for each way: differences in points, in all and by distribution, and round times."""
+    rows = []
+    by_way = summary(results).groupby("preset", sort=False)
+    for way, runs in by_way:
+        cells = table3.beside_published(means(runs, table3.CELL, (PERCENT, "mean_round_s")))
+        apart = cells.difference.abs()
+        row = {"dataset": cells.dataset[0], "way": way, "seeds": int(cells.seeds[0]), "mean_difference": apart.mean()}
+        row |= {f"mean_difference_{d}": apart[cells.distribution == d].mean() for d in cells.distribution.unique()}
+        row |= {"mean_difference_with_sign": cells.difference.mean(), "largest_difference": apart.max()}
+        at = cells.set_index(["policy", "radius_m", "distribution"])
+        uneven = cells.distribution[0]
+        row |= {"pf_round_s": at.mean_round_s["pf", 600, uneven], "rd_1000_percent": at[PERCENT]["rd", 1000, uneven]}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def show(rows: pd.DataFrame) -> str:
+    numbers = [name for name in rows if name not in ("dataset", "way", "seeds")]
+    lines = [["way", *(name.replace("_", " ") for name in numbers)]]
+    lines += [[r.way, *(f"{r[name]:.2f}" for name in numbers)] for _, r in rows.iterrows()]
+    if rows.dataset[0] == "mnist":
+        stated = next(e for e in published()["text"] if e.get("policy") == "pf" and "mean_round_s" in e)
+        cell = next(c for c in published()["table3"] if c["policy"] == "rd" and c["radius_m"] == 1000)
+        lines.append(["published", *([""] * (len(numbers) - 2)), stated["mean_round_s"], cell[PERCENT]])
+    return table(lines)
+
+
+def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
+    figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
+    at = np.arange(len(rows))
+    axes.barh(at, rows.mean_difference, color="#0072B2")
+    for y, difference in zip(at, rows.mean_difference, strict=True):
+        axes.text(difference, y, f" {difference:.2f}", va="center")
+    axes.set_yticks(at, rows.way)
+    axes.invert_yaxis()
+    axes.set_xlabel("mean absolute difference to the published cells (points)")
+    axes.set_title(f"{rows.dataset[0]}, R = 600 and 1000 m, {rows.seeds[0]} seeds")
+    return figure
+
+
+STUDY = Study("recovered_settings", __doc__, plan, tell, show, draw)
+
+if __name__ == "__main__":
+    leave(main(STUDY))
