@@ -10,6 +10,7 @@ number, which stands under "needs".
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import figure2
 import figure3
@@ -24,16 +25,26 @@ from reproduction import (
     POLICIES,
     RADII_M,
     Study,
-    difference,
     distributions,
     grid,
-    interval,
     main,
     published,
     summary,
     table,
 )
-from verdicts import FAILS, HOLDS, UNDECIDED, Figure, as_published, at_least, at_most, weakest
+from verdicts import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    Figure,
+    Range,
+    as_published,
+    at_least,
+    at_most,
+    mean_of,
+    resampled,
+    weakest,
+)
 
 from fcjax.data import Dataset
 from fcjax.engine import Job
@@ -62,6 +73,11 @@ class Evidence:
         return self.results.isel(run=self.where(*setting, **further))
 
 
+def difference(a: pd.DataFrame, b: pd.DataFrame, column: str = PERCENT) -> Range:
+    """A - b, seed by seed: runs of one seed meet the same channels, and what these add to both is not in it."""
+    return mean_of((a.set_index("seed")[column] - b.set_index("seed")[column]).dropna())
+
+
 Statement = tuple[str, str, Figure]  # where it stands, what it says, what it is judged by
 
 
@@ -83,12 +99,13 @@ def of_figure2(e: Evidence) -> Iterable[Statement]:
     by_phi = {(d, phi): e.runs("fc", d, phi=phi) for d in e.distributions for phi in figure2.PHIS}
     if e.dataset == "mnist":
         for name, stated in stated_of("Fig. 2a text")[PERCENT].items():
-            values = by_phi[name, 0.05][PERCENT].to_numpy()
-            yield where, f"FC reaches {stated}% for {name}", as_published("best accuracy (%)", stated, values, 1.5)
+            values = by_phi[name, 0.05][PERCENT]
+            figure = as_published("best accuracy (%)", stated, mean_of(values), len(values), 1.5)
+            yield where, f"FC reaches {stated}% for {name}", figure
         for name in e.distributions:
             others = [phi for phi in figure2.PHIS if phi != 0.05]
             figure = weakest(
-                at_least(f"phi 0.05 over {phi:g}, points", 0, *difference(by_phi[name, 0.05], by_phi[name, phi]))
+                at_least(f"phi 0.05 over {phi:g}, points", 0, difference(by_phi[name, 0.05], by_phi[name, phi]))
                 for phi in others
             )
             yield where, f"phi = 0.05 is the best for {name}", figure
@@ -96,10 +113,10 @@ def of_figure2(e: Evidence) -> Iterable[Statement]:
         steps = []
         for a, b in zip(figure2.PHIS, figure2.PHIS[1:], strict=False):
             more = difference(by_phi[name, b], by_phi[name, a], "mean_scheduled")
-            steps.append(at_least(f"devices more at phi {b:g} than {a:g}", 0, *more))
+            steps.append(at_least(f"devices more at phi {b:g} than {a:g}", 0, more))
         yield where, f"FC schedules more devices with larger phi for {name}", weakest(steps)
         ranges = [
-            at_most(f"phi {a:g} over {b:g}, points", 1, *difference(by_phi[name, a], by_phi[name, b]))
+            at_most(f"phi {a:g} over {b:g}, points", 1, difference(by_phi[name, a], by_phi[name, b]))
             for a in middle
             for b in middle
             if a != b
@@ -112,18 +129,18 @@ def of_figure2(e: Evidence) -> Iterable[Statement]:
             for phi in figure2.PHIS_WITH_ERRORS
         ]
         same = [
-            at_most(f"devices {sign} at {name}, phi {phi:g}", 0.5, *difference(*order, "mean_scheduled"))
+            at_most(f"devices {sign} at {name}, phi {phi:g}", 0.5, difference(*order, "mean_scheduled"))
             for name, phi, with_error, exact in pairs
             for sign, order in (("more", (with_error, exact)), ("fewer", (exact, with_error)))
         ]
         yield where, f"errors of alpha = {alpha:g} leave the number of scheduled devices almost the same", weakest(same)
         longer = [
-            at_least(f"s longer at {name}, phi {phi:g}", 0, *difference(with_error, exact, "mean_round_s"))
+            at_least(f"s longer at {name}, phi {phi:g}", 0, difference(with_error, exact, "mean_round_s"))
             for name, phi, with_error, exact in pairs
         ]
         yield where, f"errors of alpha = {alpha:g} make rounds longer", weakest(longer)
         lost = [
-            at_most(f"points lost at {name}, phi 0.05", 1, *difference(exact, with_error))
+            at_most(f"points lost at {name}, phi 0.05", 1, difference(exact, with_error))
             for name, phi, with_error, exact in pairs
             if phi == 0.05
         ]
@@ -144,18 +161,18 @@ def of_figure3(e: Evidence) -> Iterable[Statement]:
         rising = []
         for more, less in zip(e.distributions, e.distributions[1:], strict=False):
             apart = part(traces[more], trace, 0, 1) - part(traces[less], trace, 0, 1)
-            rising.append(at_least(f"{more} over {less}", 0, *map(float, interval(apart))))
+            rising.append(at_least(f"{more} over {less}", 0, mean_of(apart)))
         yield where, f"{word} is higher at a higher non-i.i.d. level", weakest(rising)
         falling = []
         for name, runs in traces.items():
             apart = part(runs, trace, 0, 1 / 3) - part(runs, trace, 2 / 3, 1)
-            falling.append(at_least(f"first third over last, {name}", 0, *map(float, interval(apart))))
+            falling.append(at_least(f"first third over last, {name}", 0, mean_of(apart)))
         yield where, f"{word} falls during training", weakest(falling)
     mostly = []
     for name, runs in traces.items():
         happened = runs.round_s.notnull().values
         better = 100 * np.sum((runs.tilde_accuracy.values > runs.accuracy.values) & happened, 1) / happened.sum(1)
-        mostly.append(at_least(f"% of rounds, {name}", 50, *map(float, interval(better))))
+        mostly.append(at_least(f"% of rounds, {name}", 50, mean_of(better)))
     yield where, "w~ is mostly more accurate than w_k", weakest(mostly)
 
 
@@ -166,36 +183,34 @@ def of_figure4(e: Evidence) -> Iterable[Statement]:
         for name in e.distributions
     }
     best = {name: int(runs.mean().idxmax()) for name, runs in fixed.items()}
-    rng = np.random.default_rng(0)
     for name, runs in fixed.items():
         n = best[name]
         if e.dataset != "mnist" or name != "iid":
             for what, end in (("too few", 1), ("too many", 20)):
-                lost = map(float, interval((runs[n] - runs[end]).to_numpy()))
-                figure = at_least(f"points of n = {n} over n = {end}", 0, *lost)
+                lost = mean_of(runs[n] - runs[end])
+                figure = at_least(f"points of n = {n} over n = {end}", 0, lost)
                 yield where, f"scheduling {what} devices costs accuracy for {name}", figure
         fc = e.runs("fc", name).set_index("seed")[PERCENT]
-        short = map(float, interval((runs[n] - fc).to_numpy()))
+        short = mean_of(runs[n] - fc)
         yield (
             where,
             f"FC is close to the best fixed number for {name}",
-            at_most(f"points of n = {n} over FC", 0.5, *short),
+            at_most(f"points of n = {n} over FC", 0.5, short),
         )
         central = e.runs("centralized", name).set_index("seed")[PERCENT]
-        over = map(float, interval((central - runs[n]).to_numpy()))
-        yield where, f"centralized training is an upper bound for {name}", at_least(f"points over n = {n}", 0, *over)
-
-    def best_numbers(name: str) -> np.ndarray:
-        """The best number of devices, had other seeds been drawn."""
-        values = fixed[name].to_numpy()
-        return 1 + values[rng.integers(0, len(values), (2000, len(values)))].mean(1).argmax(1)
+        over = mean_of(central - runs[n])
+        yield where, f"centralized training is an upper bound for {name}", at_least(f"points over n = {n}", 0, over)
 
     growing = []
     for more, less in zip(e.distributions, e.distributions[1:], strict=False):
-        low, high = np.quantile(best_numbers(more) - best_numbers(less), [0.025, 0.975])
-        # Neither interval nor estimate is symmetric here: its middle and half its width are told.
-        half = (high - low) / 2 if len(fixed[more]) > 1 else np.nan
-        growing.append(at_least(f"best n, {more} ({best[more]}) over {less} ({best[less]})", 0, (low + high) / 2, half))
+
+        def apart(seeds: np.ndarray, more=more, less=less) -> float:
+            """By how much the best number differs, for some seeds."""
+            best_of = (fixed[name].to_numpy()[seeds].mean(0).argmax() for name in (more, less))
+            return float(np.subtract(*best_of))
+
+        found = resampled(apart, len(fixed[more]))
+        growing.append(at_least(f"best n, {more} ({best[more]}) less {less} ({best[less]})", 0, found))
     yield where, "the best fixed number grows with the non-i.i.d. level", weakest(growing)
 
 
@@ -205,17 +220,25 @@ def of_figure5(e: Evidence) -> Iterable[Statement]:
         return
     at600 = {name: e.runs(name, uneven) for name in POLICIES}
     at200 = {name: e.runs(name, even, radius_m=200.0) for name in POLICIES}
-    histories = {name: e.histories(name, uneven) for name in POLICIES}
-    reached = {name: pseudo_times(0.8, runs) for name, runs in histories.items()}
+    curves = {name: figure5.curves(e.histories(name, uneven)) for name in POLICIES}
+    num_seeds = len(at600["fc"])
+
+    def reached(name: str, seeds: np.ndarray) -> float:
+        """When the mean over some seeds reaches 80%; if it never does, the budget, which is too early."""
+        times, values = curves[name]
+        time = figure5.time_to(0.8, times, values[seeds].mean(0))
+        return time if time == time else float(times[-1])
+
     for name in ("fc", "pf"):
         stated = stated_of("Fig. 5a text", name)["time_to_80_percent_s"]
-        figure = as_published("s", stated, reached[name], 10)
+        found = resampled(partial(reached, name), num_seeds)
+        figure = as_published("s", stated, found, num_seeds, 10)
         yield "Fig. 5a", f"{name} reaches 80% after {stated} s (l1, R = 600 m)", figure
-    slower = [
-        at_least(f"s of {name} after PF", 0, *map(float, interval(reached[name] - reached["pf"])))
-        for name in POLICIES
-        if name not in ("fc", "pf")
-    ]
+    slower = []
+    for name in POLICIES:
+        if name not in ("fc", "pf"):
+            found = resampled(lambda seeds, name=name: reached(name, seeds) - reached("pf", seeds), num_seeds)
+            slower.append(at_least(f"s of {name} after PF", 0, found))
     yield "Fig. 5a", "all other policies need longer than PF to 80%", weakest(slower)
     for name, column, resolution in (
         ("fc", "mean_scheduled", 0.5),
@@ -223,7 +246,7 @@ def of_figure5(e: Evidence) -> Iterable[Statement]:
         ("pf", "mean_round_s", 0.1),
     ):
         stated = stated_of("Fig. 5b text", name)[column]
-        figure = as_published(column, stated, at600[name][column].to_numpy(), resolution)
+        figure = as_published(column, stated, mean_of(at600[name][column]), num_seeds, resolution)
         yield "Fig. 5b", f"{name}: {column} is {stated} (l1, R = 600 m)", figure
     for where, runs, radius_m, distribution, names in (
         ("Fig. 5a", at600, 600, uneven, ("rd", "pf", "cs-l", "as-l")),
@@ -232,42 +255,27 @@ def of_figure5(e: Evidence) -> Iterable[Statement]:
         setting = f"{distribution}, R = {radius_m} m"
         cells = {c["policy"]: c[PERCENT] for c in published_cells(e.dataset, radius_m, distribution)}
         margins = {name: round(cells["fc"] - cells[name], 1) for name in names}
-        over = [at_least(f"points over {name}", 0, *difference(runs["fc"], runs[name])) for name in margins]
+        over = [at_least(f"points over {name}", 0, difference(runs["fc"], runs[name])) for name in margins]
         yield where, f"FC is more accurate than {', '.join(margins)} ({setting})", weakest(over)
         for name, stated in margins.items():
             apart = runs["fc"].set_index("seed")[PERCENT] - runs[name].set_index("seed")[PERCENT]
-            figure = as_published("points", stated, apart.to_numpy(), 3)
+            figure = as_published("points", stated, mean_of(apart), num_seeds, 3)
             yield where, f"FC is {stated} points above {name} ({setting})", figure
     shorter = [
-        at_least(f"s of {name} longer", 0, *difference(at600[name], at600["fc"], "mean_round_s"))
+        at_least(f"s of {name} longer", 0, difference(at600[name], at600["fc"], "mean_round_s"))
         for name in ("rd", "pf")
     ]
     yield "Fig. 5b", "FC has shorter rounds than RD and PF (l1, R = 600 m)", weakest(shorter)
     few = [
-        at_least(f"devices fewer than FC, {name}", 0, *difference(at600["fc"], at600[name], "mean_scheduled"))
+        at_least(f"devices fewer than FC, {name}", 0, difference(at600["fc"], at600[name], "mean_scheduled"))
         for name in ("cs-l", "as-l")
     ]
     yield "Fig. 5b", "CS-l and AS-l schedule too few devices (l1, R = 600 m)", weakest(few)
     many = [
-        at_least(f"devices more than FC, {name}", 0, *difference(at200[name], at200["fc"], "mean_scheduled"))
+        at_least(f"devices more than FC, {name}", 0, difference(at200[name], at200["fc"], "mean_scheduled"))
         for name in ("cs-h", "as-h")
     ]
     yield "Fig. 5d", "CS-h and AS-h schedule too many devices (iid, R = 200 m)", weakest(many)
-
-
-def pseudo_times(level: float, runs: xr.Dataset) -> np.ndarray:
-    """The jackknife's pseudo-values of the time at which the mean over seeds reaches a level; never is the budget."""
-    times, values = figure5.curves(runs)
-    n = len(values)
-
-    def reach(curve: np.ndarray) -> float:
-        time = figure5.time_to(level, times, curve)
-        return time if time == time else float(times[-1])
-
-    whole = reach(values.mean(0))
-    if n < 2:
-        return np.array([whole])
-    return n * whole - (n - 1) * np.array([reach(np.delete(values, i, 0).mean(0)) for i in range(n)])
 
 
 def of_table3(e: Evidence) -> Iterable[Statement]:
@@ -278,26 +286,20 @@ def of_table3(e: Evidence) -> Iterable[Statement]:
         for name in e.distributions:
             fc = e.runs("fc", name, radius_m=radius_m)
             behind[radius_m, name] = {p: difference(fc, e.runs(p, name, radius_m=radius_m)) for p in others}
-    surely = sum(all(mean - half > 0 for mean, half in ahead.values()) for ahead in behind.values())
-    perhaps = sum(all(mean + half >= 0 for mean, half in ahead.values()) for ahead in behind.values())
-    verdict = HOLDS if 2 * surely > len(behind) else FAILS if 2 * perhaps <= len(behind) else UNDECIDED
-    figure = Figure(
-        f"settings of {len(behind)}, {surely} surely to {perhaps} perhaps",
-        sum(all(mean >= 0 for mean, _ in ahead.values()) for ahead in behind.values()),
-        (perhaps - surely) / 2,
-        f">= {len(behind) // 2 + 1}",
-        verdict,
-    )
+    surely = sum(all(ahead.low > 0 for ahead in cell.values()) for cell in behind.values())
+    perhaps = sum(all(ahead.high >= 0 for ahead in cell.values()) for cell in behind.values())
+    best = sum(all(ahead.estimate >= 0 for ahead in cell.values()) for cell in behind.values())
+    figure = at_least(f"settings of {len(behind)}", len(behind) // 2 + 1, Range(best, surely, perhaps))
     yield where, "FC has the highest accuracy under most settings", figure
     ahead_of_fc = [
-        at_most(f"points of {p} over FC, {name}, R = {radius_m:g} m", 0.2, -mean, half)
-        for (radius_m, name), ahead in behind.items()
-        for p, (mean, half) in ahead.items()
+        at_most(f"points of {p} over FC, {name}, R = {radius_m:g} m", 0.2, -ahead)
+        for (radius_m, name), cell in behind.items()
+        for p, ahead in cell.items()
     ]
     yield where, "where another policy is more accurate than FC, it is by 0.2 points at most", weakest(ahead_of_fc)
     for p in ("cs-l", "cs-h", "as-l", "as-h"):
-        (radius_m, name), (mean, half) = max(((s, a[p]) for s, a in behind.items()), key=lambda x: x[1][0] - x[1][1])
-        figure = at_least(f"points below FC, {name}, R = {radius_m:g} m", 1, mean, half)
+        (radius_m, name), ahead = max(((setting, cell[p]) for setting, cell in behind.items()), key=lambda x: x[1].low)
+        figure = at_least(f"points below FC, {name}, R = {radius_m:g} m", 1, ahead)
         yield where, f"{p} loses notably under some settings", figure
 
 
@@ -315,14 +317,18 @@ def tell(results: xr.Dataset) -> pd.DataFrame:
         for part in parts
         for where, statement, figure in part(evidence)
     ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).drop(columns="margin").assign(seeds=evidence.rows.seed.nunique())
+
+
+def judged_by(row: pd.Series) -> str:
+    """The figure of a statement, with its interval."""
+    range_ = f" ({row.low:.3g} to {row.high:.3g})" if row.low == row.low else ""
+    return f"{row.estimate:.3g}{range_} {row.what}"
 
 
 def show(rows: pd.DataFrame) -> str:
-    lines = [["where", "statement", "verdict", "figure", "needs"]]
-    for _, r in rows.iterrows():
-        interval_ = f" ± {r.half:.3g}" if r.half == r.half else ""
-        lines.append([r["where"], r.statement, r.verdict.upper(), f"{r.estimate:.4g}{interval_} {r.what}", r.needs])
+    lines = [["where", "statement", "verdict", "judged by", "needs"]]
+    lines += [[r["where"], r.statement, r.verdict.upper(), judged_by(r), r.needs] for _, r in rows.iterrows()]
     counts = rows.verdict.value_counts()
     told = ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in (HOLDS, FAILS, UNDECIDED))
     return f"{table(lines, left=True)}\n\n{len(rows)} statements: {told}"

@@ -3,11 +3,14 @@
 Its two settings are a cell of 600 m with the least even data, and one of 200 m with the most even.
 """
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import xarray as xr
 from console import leave
 from reproduction import POLICIES, Study, colours, distributions, grid, interval, main, means, plt, summary, table, told
+from verdicts import resampled
 
 from fcjax.data import Dataset
 from fcjax.engine import Job
@@ -35,16 +38,13 @@ def time_to(level: float, times: np.ndarray, curve: np.ndarray) -> float:
     return float(times[np.argmax(curve >= level)]) if (curve >= level).any() else float("nan")
 
 
-def times_to(level: float, runs: xr.Dataset) -> tuple[float, float]:
-    """When the mean accuracy over seeds first reaches a level, and the half width of its interval, by the jackknife."""
+def times_to(level: float, runs: xr.Dataset) -> tuple[float, float, float]:
+    """When the mean accuracy over seeds first reaches a level, and the 95% interval, by the bootstrap over seeds.
+
+    It is NaN where the level is not reached, or not with all samples of seeds.
+    """
     times, values = curves(runs)
-    n = len(values)
-    whole = time_to(level, times, values.mean(0))
-    if n < 2:
-        return whole, float("nan")
-    others = [time_to(level, times, np.delete(values, i, 0).mean(0)) for i in range(n)]
-    _, half = interval(n * whole - (n - 1) * np.array(others))
-    return whole, float(half) if np.isfinite(others).all() else float("nan")
+    return dataclasses.astuple(resampled(lambda seeds: time_to(level, times, values[seeds].mean(0)), len(values)))
 
 
 def tell(results: xr.Dataset) -> pd.DataFrame:
@@ -55,7 +55,7 @@ def tell(results: xr.Dataset) -> pd.DataFrame:
         same = (results.policy == cell.policy) & (results.radius_m == cell.radius_m)
         reached.append(times_to(level, results.isel(run=same.values)))
     name = f"time_to_{100 * level:.0f}_percent_s"
-    cells[name], cells[f"{name}_half"] = np.array(reached).T
+    cells[name], cells[f"{name}_low"], cells[f"{name}_high"] = np.array(reached).T
     return cells
 
 
@@ -64,7 +64,9 @@ def show(cells: pd.DataFrame) -> str:
     lines = [["R (m)", "distribution", "policy", "scheduled", "round (s)", "rounds", time.replace("_", " ")]]
     for _, c in cells.iterrows():
         figures = told(c, "mean_scheduled", 2), told(c, "mean_round_s", 3), f"{c.rounds:.1f}"
-        reached = told(c, time, 1) if c[time] == c[time] else "never"
+        reached = f"{c[time]:.1f}" if c[time] == c[time] else "never"
+        if c[f"{time}_low"] == c[f"{time}_low"]:
+            reached += f" ({c[f'{time}_low']:.1f} to {c[f'{time}_high']:.1f})"
         lines.append([f"{c.radius_m:g}", c.distribution, c.policy, *figures, reached])
     return table(lines)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from console import leave
-from reproduction import PERCENT, Study, colours, distributions, grid, means, plt, summary, table, told
+from reproduction import PERCENT, Study, colours, distributions, grid, means, plt, published, summary, table, told
 from reproduction import main as run
 
 from fcjax import Policy, policies, presets
@@ -140,7 +140,9 @@ def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
         right.barh(at, [first[f"better ({c})"] for c in CHOICES], 0.22, color=colour)
     left.set_yticks(range(len(ways)), ways)
     left.invert_yaxis()
-    left.axvline(6.26, color="k", ls="--", lw=1, label="published, l1")
+    stated = next(entry for entry in published()["text"] if "mean_scheduled" in entry)
+    if stated["dataset"] == rows.dataset[0]:
+        left.axvline(stated["mean_scheduled"], color="k", ls="--", lw=1, label=f"published, {stated['distribution']}")
     left.set_xlabel("mean number of scheduled devices")
     right.set_yticks(range(len(CHOICES)), CHOICES)
     right.invert_yaxis()

@@ -116,16 +116,6 @@ def means(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.D
     return pd.DataFrame(cells)
 
 
-def difference(a: pd.DataFrame, b: pd.DataFrame, column: str = PERCENT) -> tuple[float, float]:
-    """Mean of a - b over the seeds that both have, and the half width of its 95% interval.
-
-    Runs of one seed meet the same channels, data and mini-batches: what these add to both is not in the difference.
-    """
-    both = a.set_index("seed")[column] - b.set_index("seed")[column]
-    mean, half = interval(both.dropna().to_numpy(float))
-    return float(mean), float(half)
-
-
 def table(lines: Sequence[Sequence[Any]], *, left: bool = False) -> str:
     """Lines of a table, the first its head, with columns adjusted to the right, or to the left."""
     text = [[str(entry) for entry in line] for line in lines]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import table3
+from claims import judged_by
 from reproduction import PERCENT, told
 
 from fcjax.results import write_whole
@@ -87,11 +88,9 @@ def of_claims(rows: pd.DataFrame) -> str:
     counts = ", ".join(f"{number} {verdict}" for verdict, number in rows.verdict.value_counts().items())
     lines = []
     for _, r in rows.iterrows():
-        figure = f"{r.estimate:.4g}" + (f" ± {r.half:.3g}" if r.half == r.half else "")
         verdict = r.verdict if r.verdict == "holds" else f"**{r.verdict}**"
-        lines.append(
-            [r["where"], r.statement, verdict, f"{figure} {r.what}", r.needs.replace(">=", "≥").replace("<=", "≤")]
-        )
+        needs = r.needs.replace(">=", "≥").replace("<=", "≤")
+        lines.append([r["where"], r.statement, verdict, judged_by(r), needs])
     return f"{len(rows)} statements: {counts}.\n\n" + markdown(["where", "statement", "", "judged by", "needs"], lines)
 
 

@@ -1,7 +1,7 @@
 """Verdicts on statements: whether a figure, with its 95% interval over seeds, is what a statement needs it to be."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -9,54 +9,77 @@ from fcjax.plots import interval
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 PUBLISHED_TRIALS = 5
+RESAMPLES = 2000
 
 
 @dataclasses.dataclass(frozen=True)
-class Figure:
+class Range:
+    """An estimate and its 95% interval, NaN where there is too little to tell it."""
+
+    estimate: float
+    low: float
+    high: float
+
+    def __neg__(self) -> "Range":
+        return Range(-self.estimate, -self.high, -self.low)
+
+
+def mean_of(values: np.ndarray) -> Range:
+    """The mean of values of independent seeds, by Student's t."""
+    mean, half = (float(x) for x in interval(np.asarray(values, float)))
+    return Range(mean, mean - half, mean + half)
+
+
+def resampled(statistic: Callable[[np.ndarray], float], num_seeds: int) -> Range:
+    """statistic(indices of seeds), by the bootstrap over seeds: for what is not a mean."""
+    estimate = float(statistic(np.arange(num_seeds)))
+    if num_seeds < 2:
+        return Range(estimate, np.nan, np.nan)
+    draws = np.random.default_rng(0).integers(0, num_seeds, (RESAMPLES, num_seeds))
+    low, high = np.quantile([statistic(draw) for draw in draws], [0.025, 0.975])
+    return Range(estimate, float(low), float(high))
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure(Range):
     """What a statement is judged by."""
 
     what: str
-    estimate: float
-    half: float  # half width of the 95% interval
     needs: str
     verdict: str
+    margin: float  # how far the interval is on the right side, negative if it is not
 
 
-def at_least(what: str, bound: float, estimate: float, half: float) -> Figure:
+def at_least(what: str, bound: float, found: Range) -> Figure:
     """Judges whether a figure is at least so much."""
-    low, high = estimate - half, estimate + half
-    verdict = HOLDS if low >= bound else FAILS if high < bound else UNDECIDED
-    return Figure(what, estimate, half, f">= {bound:g}", verdict)
+    verdict = HOLDS if found.low >= bound else FAILS if found.high < bound else UNDECIDED
+    return Figure(*dataclasses.astuple(found), what, f">= {bound:g}", verdict, found.low - bound)
 
 
-def at_most(what: str, bound: float, estimate: float, half: float) -> Figure:
+def at_most(what: str, bound: float, found: Range) -> Figure:
     """Judges whether a figure is at most so much."""
-    low, high = estimate - half, estimate + half
-    verdict = HOLDS if high <= bound else FAILS if low > bound else UNDECIDED
-    return Figure(what, estimate, half, f"<= {bound:g}", verdict)
+    verdict = HOLDS if found.high <= bound else FAILS if found.low > bound else UNDECIDED
+    return Figure(*dataclasses.astuple(found), what, f"<= {bound:g}", verdict, bound - found.high)
 
 
-def as_published(what: str, stated: float, values: np.ndarray, resolution: float) -> Figure:
-    """Judges whether a mean is the stated one, as far as two means of trials can be told apart.
+def as_published(what: str, stated: float, found: Range, num_seeds: int, resolution: float) -> Figure:
+    """Judges whether a figure is the stated one, as far as the two can be told apart.
 
-    The stated one is of `PUBLISHED_TRIALS` trials with the spread of ours. If means that are further apart than the
+    The stated one is of `PUBLISHED_TRIALS` trials, with the spread of ours. If figures that are further apart than the
     resolution could not be told apart, it is undecided.
     """
-    n = len(values)
-    mean, half = (float(x) for x in interval(values))
-    apart = half * np.sqrt(1 + n / PUBLISHED_TRIALS)
+    wider = np.sqrt(1 + num_seeds / PUBLISHED_TRIALS)
+    below, above = wider * (found.estimate - found.low), wider * (found.high - found.estimate)
+    apart = found.estimate - stated
     verdict = UNDECIDED
-    if apart == apart:
-        verdict = FAILS if abs(mean - stated) > apart else HOLDS if apart <= resolution else UNDECIDED
-    return Figure(what, mean, half, f"{stated:g} ± {apart:.2g}", verdict)
+    if not -above <= apart <= below:
+        verdict = FAILS if np.isfinite([below, above]).all() else UNDECIDED
+    elif max(below, above) <= resolution:
+        verdict = HOLDS
+    return Figure(*dataclasses.astuple(found), what, f"{stated:g}, to {resolution:g}", verdict, -abs(apart))
 
 
 def weakest(figures: Iterable[Figure]) -> Figure:
-    """Of the figures that all must hold, the one that is furthest from it."""
+    """Of figures that all must hold, the one that is furthest from it."""
     order = [FAILS, UNDECIDED, HOLDS]
-
-    def margin(figure: Figure) -> float:
-        bound = float(figure.needs.split()[-1])
-        return (figure.estimate - bound) * (1 if figure.needs.startswith(">=") else -1) - figure.half
-
-    return min(figures, key=lambda figure: (order.index(figure.verdict), margin(figure)))
+    return min(figures, key=lambda figure: (order.index(figure.verdict), np.nan_to_num(figure.margin, nan=-np.inf)))
