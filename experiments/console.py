@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,8 @@ def check_writable(folder: Path) -> None:
     """Raises OSError for a folder that results cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise OSError(f"results cannot be written to {folder}: {error.strerror}; choose another with --out") from error
 

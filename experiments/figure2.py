@@ -1,13 +1,13 @@
 """Fig. 2 of the paper: accuracy and mean number of scheduled devices of FC against phi, from 0.005 to 5.
 
 Lines are what FC does when it sees channels and computation times as they are; markers, what it does when it sees them
-with errors of 10 and 20%.
+with errors of 10 and 20%. (How large the paper's errors are, and which values of phi it has, it does not say.)
 """
 
 import pandas as pd
 import xarray as xr
 from console import leave
-from reproduction import PERCENT, Study, colours, grid, main, means, plt, published, summary, table, told
+from reproduction import PERCENT, Block, Study, colours, grid, main, means, plt, stated, summary, told
 
 from fcjax.data import Dataset
 from fcjax.engine import Job
@@ -29,12 +29,12 @@ def tell(results: xr.Dataset) -> pd.DataFrame:
     return means(summary(results), by, (PERCENT, "mean_scheduled", "mean_round_s", "rounds"))
 
 
-def show(points: pd.DataFrame) -> str:
+def show(points: pd.DataFrame) -> list[Block]:
     lines = [["distribution", "alpha", "phi", "best accuracy (%)", "scheduled", "round (s)"]]
     for _, p in points.iterrows():
         figures = told(p, PERCENT, 2), told(p, "mean_scheduled", 2), told(p, "mean_round_s", 3)
         lines.append([p.distribution, f"{p.observation_error:g}", f"{p.phi:g}", *figures])
-    return table(lines)
+    return [lines]
 
 
 def draw(results: xr.Dataset, points: pd.DataFrame) -> plt.Figure:
@@ -51,10 +51,10 @@ def draw(results: xr.Dataset, points: pd.DataFrame) -> plt.Figure:
                 axes.plot(with_error.phi, with_error[column], marker, color=colour, ms=5, mfc="none")
         axes.set(xscale="log", xlabel=r"$\varphi$", ylabel=label)
     grid_[0].set_title(f"{points.dataset[0]}, R = 600 m")
-    stated = published()["text"][0]
-    if stated["dataset"] == points.dataset[0]:
-        figures = list(stated[PERCENT].values())
-        grid_[0].plot([stated["phi"]] * len(figures), figures, "kx", label="published")
+    text = stated("Fig. 2a text")
+    if text["dataset"] == points.dataset[0]:
+        figures = list(text[PERCENT].values())
+        grid_[0].plot([text["phi"]] * len(figures), figures, "kx", label="published")
     for alpha, marker in ERRORS.items():
         grid_[0].plot([], [], marker, color="k", mfc="none", label=rf"errors, $\alpha$ = {alpha:g}")
     figure.legend(*grid_[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from console import leave
-from reproduction import Study, colours, grid, interval, main, plt, table
+from reproduction import Block, Study, colours, grid, interval, main, plt
 
 from fcjax.data import Dataset
 from fcjax.engine import Job
@@ -53,7 +53,7 @@ def tell(results: xr.Dataset) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def show(rows: pd.DataFrame) -> str:
+def show(rows: pd.DataFrame) -> list[Block]:
     """Means over the first and the last third of the rounds."""
     lines = [["distribution", "rounds", *TRACES]]
     for name, here in rows.groupby("distribution", sort=False):
@@ -65,7 +65,7 @@ def show(rows: pd.DataFrame) -> str:
             lines.append([name, label, *(f"{part[trace].mean():.3g}" for trace in TRACES)])
     better = (rows.tilde_accuracy > rows.accuracy).groupby(rows.distribution, sort=False).mean()
     told = ", ".join(f"{name} {100 * part:.0f}%" for name, part in better.items())
-    return f"{table(lines)}\n\nrounds in which w~ is more accurate than w_k, in the mean over seeds: {told}"
+    return [lines, f"Rounds in which w~ is more accurate than w_k, in the mean over seeds: {told}."]
 
 
 def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:

@@ -6,7 +6,7 @@ Beside the curves stand FC, at its mean number of devices, and centralized train
 import pandas as pd
 import xarray as xr
 from console import leave
-from reproduction import PERCENT, Study, colours, grid, main, means, plt, summary, table, told
+from reproduction import PERCENT, Block, Study, colours, grid, main, means, plt, summary, told
 
 from fcjax.data import Dataset
 from fcjax.engine import Job
@@ -28,7 +28,7 @@ def fixed(points: pd.DataFrame) -> pd.DataFrame:
     return points[points.policy.str.startswith("fixed-")]
 
 
-def show(points: pd.DataFrame) -> str:
+def show(points: pd.DataFrame) -> list[Block]:
     lines = [["distribution", "policy", "best accuracy (%)", "scheduled", "round (s)", "rounds"]]
     for name, here in points.groupby("distribution", sort=False):
         best = fixed(here)[PERCENT].idxmax()
@@ -36,7 +36,7 @@ def show(points: pd.DataFrame) -> str:
             policy = p.policy + (" (best)" if index == best else "")
             figures = told(p, PERCENT, 2), f"{p.mean_scheduled:.2f}", f"{p.mean_round_s:.3f}", f"{p.rounds:.1f}"
             lines.append([name, policy, *figures])
-    return table(lines)
+    return [lines]
 
 
 def draw(results: xr.Dataset, points: pd.DataFrame) -> plt.Figure:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from console import leave
-from reproduction import POLICIES, Study, colours, distributions, grid, interval, main, means, plt, summary, table, told
+from reproduction import POLICIES, Block, Study, colours, distributions, grid, interval, main, means, plt, summary, told
 from verdicts import resampled
 
 from fcjax.data import Dataset
@@ -59,7 +59,7 @@ def tell(results: xr.Dataset) -> pd.DataFrame:
     return cells
 
 
-def show(cells: pd.DataFrame) -> str:
+def show(cells: pd.DataFrame) -> list[Block]:
     time = next(name for name in cells if name.startswith("time_to_"))
     lines = [["R (m)", "distribution", "policy", "scheduled", "round (s)", "rounds", time.replace("_", " ")]]
     for _, c in cells.iterrows():
@@ -68,7 +68,7 @@ def show(cells: pd.DataFrame) -> str:
         if c[f"{time}_low"] == c[f"{time}_low"]:
             reached += f" ({c[f'{time}_low']:.1f} to {c[f'{time}_high']:.1f})"
         lines.append([f"{c.radius_m:g}", c.distribution, c.policy, *figures, reached])
-    return table(lines)
+    return [lines]
 
 
 def draw(results: xr.Dataset, cells: pd.DataFrame) -> plt.Figure:

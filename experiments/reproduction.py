@@ -15,7 +15,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from console import check_writable, warnings_as_lines
 import fcjax
 from fcjax import presets
 from fcjax.engine import Job
+from fcjax.experiment import Experiment
 from fcjax.plots import COLOURS, STYLE, interval
 from fcjax.results import write_whole
 from fcjax.sweep import plan, run_all
@@ -48,6 +49,15 @@ def published() -> dict[str, Any]:
     return json.loads((Path(__file__).parent / "published.json").read_text())
 
 
+def stated(where: str, policy: str = "fc") -> dict[str, Any]:
+    """What the text says of a figure and a policy."""
+    entries = (entry for entry in published()["text"] if entry["where"] == where)
+    return next(entry for entry in entries if entry.get("policy", policy) == policy)
+
+
+Block = str | list[list[str]]  # a paragraph, or the lines of a table, the first its head
+
+
 @dataclasses.dataclass(frozen=True)
 class Study:
     """A table or a figure."""
@@ -56,7 +66,7 @@ class Study:
     about: str | None  # what --help says
     plan: Callable[..., list[Job]]  # data set, number of seeds, and what the options say: the runs
     tell: Callable[[xr.Dataset], pd.DataFrame]  # results: a data frame, a row for each point or cell
-    show: Callable[[pd.DataFrame], str]  # that data frame: what is printed
+    show: Callable[[pd.DataFrame], list[Block]]  # that data frame: what is printed
     draw: Callable[[xr.Dataset, pd.DataFrame], plt.Figure] | None  # results and data frame: a figure, if there is one
     datasets: tuple[str, ...] = ("mnist", "cifar10")
     options: Callable[[argparse.ArgumentParser], None] = lambda p: None
@@ -91,6 +101,25 @@ def grid(
     return [dataclasses.replace(job, labels=job.labels | further) for job in jobs]
 
 
+def variants(
+    loaded: fcjax.data.Dataset,
+    ways: Mapping[str, Callable[[Experiment], Experiment]],
+    policy: Any,
+    seeds: int,
+    **settings: Any,
+) -> list[Job]:
+    """Runs in the paper's setting, changed in one way after another; the label `preset` has the name of the way."""
+    jobs = []
+    for name, change in ways.items():
+
+        def preset(*args: Any, change=change, **arguments: Any) -> Experiment:
+            return change(presets.shi2020(*args, **arguments))
+
+        changed = grid(loaded, policy, seeds, preset=preset, **settings)
+        jobs += [dataclasses.replace(job, labels=job.labels | {"preset": name}) for job in changed]
+    return jobs
+
+
 def distributions(dataset: str) -> tuple[str, ...]:
     """The paper's for a data set; for one that the paper does not have, those of MNIST."""
     return DISTRIBUTIONS.get(dataset, DISTRIBUTIONS["mnist"])
@@ -116,12 +145,32 @@ def means(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.D
     return pd.DataFrame(cells)
 
 
-def table(lines: Sequence[Sequence[Any]], *, left: bool = False) -> str:
-    """Lines of a table, the first its head, with columns adjusted to the right, or to the left."""
-    text = [[str(entry) for entry in line] for line in lines]
-    widths = [max(map(len, column)) for column in zip(*text, strict=True)]
-    adjust = str.ljust if left else str.rjust
-    return "\n".join("  ".join(map(adjust, line, widths)).rstrip() for line in text)
+def as_text(blocks: Sequence[Block]) -> str:
+    """Paragraphs and tables for a terminal; columns of words are adjusted to the left, of numbers to the right."""
+    parts = []
+    for block in blocks:
+        if isinstance(block, str):
+            parts.append(block)
+            continue
+        columns = []
+        for column in zip(*block, strict=True):
+            width = max(map(len, column))
+            words = any(entry[:1].isalpha() for entry in column[1:])
+            columns.append([entry.ljust(width) if words else entry.rjust(width) for entry in column])
+        parts.append("\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True)))
+    return "\n\n".join(parts)
+
+
+def as_markdown(blocks: Sequence[Block]) -> str:
+    parts = []
+    for block in blocks:
+        if isinstance(block, str):
+            parts.append(block.replace("~", "\\~"))
+            continue
+        head, *lines = block
+        rows = [head, ["---"] * len(head), *lines]
+        parts.append("\n".join(f"| {' | '.join(row)} |".replace("~", "\\~") for row in rows))
+    return "\n\n".join(parts)
 
 
 def told(cell: Any, column: str, digits: int = 1) -> str:
@@ -173,11 +222,12 @@ def main(study: Study, argv: Sequence[str] | None = None) -> int:
             if args.seeds < 1:
                 raise ValueError(f"--seeds must be 1 or more, got {args.seeds}")
             check_writable(args.out)
+            check_writable(args.out / "runs")
             for dataset in args.dataset:
                 start = time.monotonic()
                 results = collect(study, dataset, args.seeds, args.out, **options)
                 rows = write(study, results, args.out, dataset, command)
-                print(f"\n{study.show(rows)}\n")
+                print(f"\n{as_text(study.show(rows))}\n")
                 runs = f"{results.sizes['run']} runs, of which {results.kept} had been kept"
                 spent = f"compiling {results.compile_s:.1f} s, running {results.run_s:.1f} s"
                 seconds = time.monotonic() - start

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from console import leave
-from reproduction import PERCENT, POLICIES, RADII_M, Study, grid, main, means, plt, published, summary, table, told
+from reproduction import PERCENT, POLICIES, RADII_M, Block, Study, grid, main, means, plt, published, summary, told
 
 from fcjax.data import Dataset
 from fcjax.engine import Job
@@ -88,38 +88,57 @@ def wins(cells: pd.DataFrame, column: str, margin: float = 0.3) -> tuple[int, in
     return int((wide["fc"] >= wide.max(axis=1) - margin - 1e-6).sum()), len(wide)
 
 
-def show(cells: pd.DataFrame) -> str:
-    """A line for each policy and radius, with the distributions side by side."""
+def show(cells: pd.DataFrame) -> list[Block]:
+    """A line for each policy and radius, with the distributions side by side; then how far it all is off."""
     order = list(dict.fromkeys(cells.distribution))
     written = "as_written_percent" in cells
-    head = ["policy", "R (m)", *(f"{d}: ours, published, apart" for d in order)]
-    lines = [head + ([f"as written: {', '.join(order)}"] if written else [])]
+    head = ["policy", "R (m)", *(f"{d}: ours / published / apart" for d in order)]
+    lines = [head + ([f"plain SGD: {' / '.join(order)}"] if written else [])]
     for (policy, radius_m), row in cells.groupby(["policy", "radius_m"], sort=False):
-        line = [policy, f"{radius_m:g}"]
         by = row.set_index("distribution")
+        line = [policy, f"{radius_m:g}"]
         for d in order:
-            c = by.loc[d]
-            entry = told(c, PERCENT)
-            if c.published_percent == c.published_percent:
-                entry += f"  {c.published_percent:.1f}  {c.difference:+.1f}"
+            cell = by.loc[d]
+            entry = told(cell, PERCENT)
+            if cell.published_percent == cell.published_percent:
+                entry += f" / {cell.published_percent:.1f} / {cell.difference:+.1f}"
             elif policy == "fixed-best":
-                entry += f"  (n = {c.mean_scheduled:.0f})".ljust(12)
+                entry += f" (n = {cell.mean_scheduled:.0f})"
             line.append(entry)
         if written:
-            line.append("  ".join(f"{x:.1f}" if x == x else "-" for x in by.as_written_percent[order]))
+            line.append(" / ".join(f"{x:.1f}" for x in by.as_written_percent[order] if x == x))
         lines.append(line)
     apart = differences(cells)
     text = (
-        f"{table(lines)}\n\nmean absolute difference to the published table, {apart['cells']} cells: "
-        f"{apart['mean']:.2f} points (largest {apart['largest']:.2f}, mean with sign {apart['bias']:+.2f})"
+        f"Mean absolute difference to the {apart['cells']} published cells: {apart['mean']:.2f} points "
+        f"(largest {apart['largest']:.2f}, mean with sign {apart['bias']:+.2f})."
     )
     if written:
         other = (cells.as_written_percent - cells.published_percent).dropna()
-        text += f"\nas written, without momentum: {other.abs().mean():.2f} (with sign {other.mean():+.2f})"
-    for column, who in ((PERCENT, "here"), ("published_percent", "as published")):
-        number, all_ = wins(cells, column)
-        text += f"\nFC best or within 0.3 points of the best policy, {who}: {number} of {all_} settings"
-    return text
+        text += f" With plain SGD, as the paper writes it: {other.abs().mean():.2f} (with sign {other.mean():+.2f})."
+    (ours, all_), (printed, _) = (wins(cells, column) for column in (PERCENT, "published_percent"))
+    text += (
+        f" FC is the best of the paper's policies, or within 0.3 points of it, in {ours} of {all_} settings; "
+        f"as published, in {printed}."
+    )
+    missing = misses(cells)
+    return [lines, text, *([missing] if len(missing) > 1 else [])]
+
+
+def misses(cells: pd.DataFrame) -> list[list[str]]:
+    """Cells that are off by more than 2.5 points, and settings in which FC is not within 0.3 of the best."""
+    lines = [["what misses", "ours", "beside"]]
+    known = cells[cells.policy.isin(POLICIES) & cells.published_percent.notna()]
+    for _, c in known[known.difference.abs() > 2.5].iterrows():
+        where = f"{c.policy}, {c.distribution}, R = {c.radius_m:g} m"
+        lines.append([where, told(c, PERCENT), f"published: {c.published_percent:.1f}"])
+    for (radius_m, d), row in known.groupby(["radius_m", "distribution"], sort=False):
+        by = row.set_index("policy")
+        best, fc = by.loc[by[PERCENT].idxmax()], by.loc["fc"]
+        if fc[PERCENT] < best[PERCENT] - 0.3:
+            where = f"FC as the best, {d}, R = {radius_m:g} m"
+            lines.append([where, told(fc, PERCENT), f"{best.name}: {told(best, PERCENT)}"])
+    return lines
 
 
 def draw(results: xr.Dataset, cells: pd.DataFrame) -> plt.Figure:

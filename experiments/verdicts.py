@@ -47,7 +47,7 @@ class Figure(Range):
     what: str
     needs: str
     verdict: str
-    margin: float  # how far the interval is on the right side, negative if it is not
+    margin: float  # how far the less favourable end of the interval is on the right side; negative if it is not
 
 
 def at_least(what: str, bound: float, found: Range) -> Figure:
@@ -56,30 +56,47 @@ def at_least(what: str, bound: float, found: Range) -> Figure:
     return Figure(*dataclasses.astuple(found), what, f">= {bound:g}", verdict, found.low - bound)
 
 
+def more_than(what: str, bound: float, found: Range) -> Figure:
+    """Judges whether a figure is more than so much: what is the same is not more."""
+    verdict = HOLDS if found.low > bound else FAILS if found.high <= bound else UNDECIDED
+    return Figure(*dataclasses.astuple(found), what, f"> {bound:g}", verdict, found.low - bound)
+
+
 def at_most(what: str, bound: float, found: Range) -> Figure:
     """Judges whether a figure is at most so much."""
     verdict = HOLDS if found.high <= bound else FAILS if found.low > bound else UNDECIDED
     return Figure(*dataclasses.astuple(found), what, f"<= {bound:g}", verdict, bound - found.high)
 
 
-def as_published(what: str, stated: float, found: Range, num_seeds: int, resolution: float) -> Figure:
+def as_published(
+    what: str, stated: float, found: Range, num_seeds: int, *, resolution: float, rounding: float
+) -> Figure:
     """Judges whether a figure is the stated one, as far as the two can be told apart.
 
-    The stated one is of `PUBLISHED_TRIALS` trials, with the spread of ours. If figures that are further apart than the
-    resolution could not be told apart, it is undecided.
+    The stated one is of `PUBLISHED_TRIALS` trials with the spread of ours, and rounded. If figures that are further
+    apart than the resolution could not be told apart, it is undecided.
     """
     wider = np.sqrt(1 + num_seeds / PUBLISHED_TRIALS)
-    below, above = wider * (found.estimate - found.low), wider * (found.high - found.estimate)
+    below, above = (wider * part + rounding for part in (found.estimate - found.low, found.high - found.estimate))
     apart = found.estimate - stated
     verdict = UNDECIDED
-    if not -above <= apart <= below:
-        verdict = FAILS if np.isfinite([below, above]).all() else UNDECIDED
+    if apart > below or -apart > above:
+        verdict = FAILS
     elif max(below, above) <= resolution:
         verdict = HOLDS
-    return Figure(*dataclasses.astuple(found), what, f"{stated:g}, to {resolution:g}", verdict, -abs(apart))
+    needs = f"{stated:g}, told to {resolution:g}"
+    return Figure(*dataclasses.astuple(found), what, needs, verdict, -abs(apart))
 
 
 def weakest(figures: Iterable[Figure]) -> Figure:
     """Of figures that all must hold, the one that is furthest from it."""
-    order = [FAILS, UNDECIDED, HOLDS]
-    return min(figures, key=lambda figure: (order.index(figure.verdict), np.nan_to_num(figure.margin, nan=-np.inf)))
+    return min(figures, key=_order)
+
+
+def strongest(figures: Iterable[Figure]) -> Figure:
+    """Of figures of which one must hold, the one that is nearest to it."""
+    return max(figures, key=_order)
+
+
+def _order(figure: Figure) -> tuple[int, float]:
+    return [FAILS, UNDECIDED, HOLDS].index(figure.verdict), float(np.nan_to_num(figure.margin, nan=-np.inf))

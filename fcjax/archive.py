@@ -1,8 +1,9 @@
 """Finished runs on disk, so that a sweep that was stopped goes on with what is missing.
 
 A run is kept under the fingerprint of all that it depends on: the numbers of its experiment and of its policy, its
-seed, and the program that does it, which changes with the model, the policy's code and fcjax's own. So a folder may
-hold runs of any settings and versions: those that something has changed for are not found, and are done again.
+seed, and the program that does it, which changes with the model, the policy's code, fcjax's own, and JAX's version. So
+a folder may hold runs of any settings and versions: those that something has changed for are not found, and are done
+again. What a program calls back into Python for is not in its text: such runs are not kept.
 """
 
 import dataclasses
@@ -10,8 +11,9 @@ import functools
 import hashlib
 import json
 import os
+import re
+import time
 import warnings
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ from fcjax.experiment import Experiment
 from fcjax.rounds import Record, Stop
 from fcjax.simulate import advance, begin
 
+_ABANDONED_S = 3600.0  # after which a file that is being written is nobody's any more
+
 
 class Archive:
     """A folder of finished runs, a file for each."""
@@ -35,23 +39,31 @@ class Archive:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._fingerprint = _Fingerprints()
+        for part in self._folder.glob(".*.npz"):  # of a process that was killed while it wrote
+            if time.time() - part.stat().st_mtime > _ABANDONED_S:
+                part.unlink(missing_ok=True)
 
     def load(self, job: Job) -> results.Finished | None:
         """The run that has been kept, if it has."""
         path = self._path(job)
+        if path is None or not path.exists():
+            return None
         try:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
                 history = Record(**{field.name: arrays[field.name] for field in dataclasses.fields(Record)})
+                if len({len(array) for array in jax.tree.leaves(history)}) > 1:
+                    raise ValueError("its histories are not of one length")
                 start_accuracy, start_loss = arrays["start"].tolist()
                 return results.Finished(job.labels, history, start_accuracy, start_loss, Stop(int(arrays["stop"])))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except Exception as error:  # whatever damage makes of a file
             warnings.warn(f"{path} cannot be read, its run is done again: {error}", stacklevel=2)
             return None
 
     def save(self, job: Job, run: results.Finished) -> None:
         """Keeps a run, whole or not at all."""
+        path = self._path(job)
+        if path is None:
+            return
         arrays: dict[str, Any] = {
             field.name: getattr(run.history, field.name) for field in dataclasses.fields(Record)
         } | {
@@ -59,10 +71,15 @@ class Archive:
             "stop": np.array(int(run.stop)),
             "labels": np.array(json.dumps(job.labels)),  # for whoever looks into the file
         }
-        results.write_whole(self._path(job), lambda part: np.savez(part, **arrays))
+        results.write_whole(path, lambda part: np.savez(part, **arrays))
 
-    def _path(self, job: Job) -> Path:
-        return self._folder / f"{self._fingerprint(job)}.npz"
+    def _path(self, job: Job) -> Path | None:
+        fingerprint = self._fingerprint(job)
+        if fingerprint is None:
+            why = "they call back into Python, where a change would not be noticed"
+            warnings.warn(f"runs of {job.labels['policy']} are not kept: {why}", stacklevel=3)
+            return None
+        return self._folder / f"{fingerprint}.npz"
 
 
 class _Fingerprints:
@@ -72,9 +89,13 @@ class _Fingerprints:
         # By identity, with the array itself, so that no other takes its place in memory.
         self._known: dict[int, tuple[Any, bytes]] = {}
 
-    def __call__(self, job: Job) -> str:
+    def __call__(self, job: Job) -> str | None:
+        """The fingerprint, or None of a run that calls back into Python."""
         state = job.policy.init(job.experiment.cell)
-        digest = hashlib.sha256(_program(job.policy.select, job.experiment, state).encode())
+        program = _program(job.policy.select, job.experiment, state)
+        if re.search(r"custom_call @xla\w*callback", program):
+            return None
+        digest = hashlib.sha256(program.encode())
         for leaf in jax.tree.leaves((job.experiment, state, job.labels["seed"])):
             digest.update(self._of_leaf(leaf))
         return digest.hexdigest()[:32]

@@ -1,6 +1,7 @@
 import functools
 import itertools
 import json
+import os
 import subprocess
 import sys
 
@@ -40,6 +41,7 @@ def assert_equal(one, other):
     assert one.attrs["revision"] == other.attrs["revision"]
 
 
+@pytest.mark.usefixtures("quick_compilation")
 def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(tmp_path, monkeypatch):
     whole = run_all(jobs())
     done = []
@@ -61,6 +63,7 @@ def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(tmp_path, monkeyp
     assert_equal(again, whole)
 
 
+@pytest.mark.usefixtures("quick_compilation")
 def test_what_was_kept_is_readable_by_anyone(tmp_path):
     (job,) = jobs("fc", seeds=1)
     run_all([job], keep=tmp_path)
@@ -70,7 +73,16 @@ def test_what_was_kept_is_readable_by_anyone(tmp_path):
         assert kept["accuracy"].shape == kept["elapsed_s"].shape
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:900] + b"\7" * 9 + b[909:]])
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda b: b[: len(b) // 2],
+        lambda b: b"",
+        lambda b: b[:900] + b"\7" * 9 + b[909:],
+        lambda b: b[: (at := b.index(b"PK\1\2") + 10)] + b"\77" + b[at + 1 :],  # a compression that there is not
+    ],
+)
 def test_a_damaged_file_is_done_again(damage, tmp_path):
     whole = run_all(jobs("fc", seeds=1), keep=tmp_path)
     (path,) = tmp_path.iterdir()
@@ -79,6 +91,55 @@ def test_a_damaged_file_is_done_again(damage, tmp_path):
         again = run_all(jobs("fc", seeds=1), keep=tmp_path)
     assert again.num_programs == 1
     assert_equal(again, whole)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_histories_of_two_lengths_are_done_again(tmp_path):
+    run_all(jobs("fc", seeds=1), keep=tmp_path)
+    (path,) = tmp_path.iterdir()
+    with np.load(path) as kept:
+        arrays = dict(kept)
+    np.savez(path, **arrays | {"round_s": arrays["round_s"][1:]})
+    with pytest.warns(UserWarning, match="its run is done again: its histories are not of one length"):
+        assert run_all(jobs("fc", seeds=1), keep=tmp_path).num_programs == 1
+
+
+def test_what_a_killed_process_left_is_removed_in_time(tmp_path):
+    old, new = tmp_path / ".old-x.npz", tmp_path / ".new-x.npz"
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (0, 0))
+    archive.Archive(tmp_path)
+    assert list(tmp_path.iterdir()) == [new]
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("number", [1, 3])
+def test_runs_that_call_back_into_python_are_not_kept(number, tmp_path):
+    """Their programs are the same, whatever they call."""
+
+    def select(key, state, context):
+        one = jax.pure_callback(lambda: np.int32(number), jax.ShapeDtypeStruct((), jnp.int32))
+        scheduled = jnp.arange(tiny.NUM_DEVICES) < one
+        return state, fcjax.allocate(scheduled, context.observation, context.cell)
+
+    (job,) = jobs({"mine": policies.Policy(lambda cell: (), select)}, seeds=1)
+    with pytest.warns(UserWarning, match="runs of mine are not kept: they call back into Python"):
+        results = run_all([job], keep=tmp_path)
+    assert results.scheduled.sum("device").max() == number
+    assert not list(tmp_path.iterdir())
+
+
+def test_resuming_has_the_same_bits_where_local_data_are_summed_over(tmp_path):
+    """Alone, a run has not the room that it had beside runs with more samples on a device."""
+    # A model of its own, whose programs no test has compiled without optimisations: here the last bit counts.
+    model = models.mlp((8,), 4, hidden=(), mean=0.2)
+    preset = functools.partial(tiny.experiment, estimate_on="local", model=model)
+    both = jobs("fc", seeds=1, distribution=["l1", "dir0.3"], preset=preset)
+    assert both[0].experiment.data.indices.shape != both[1].experiment.data.indices.shape
+    whole = run_all(both)
+    run_all(both[1:], keep=tmp_path)
+    assert_equal(run_all(both, keep=tmp_path), whole)
 
 
 def _select_all(key, state, context):
