@@ -1,7 +1,20 @@
 import numpy as np
 import pytest
 from scipy import stats
-from verdicts import FAILS, HOLDS, UNDECIDED, Range, as_published, at_least, at_most, mean_of, resampled, weakest
+from verdicts import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    Range,
+    as_published,
+    at_least,
+    at_most,
+    mean_of,
+    more_than,
+    resampled,
+    strongest,
+    weakest,
+)
 
 NAN = float("nan")
 
@@ -51,7 +64,7 @@ def test_as_published_is_a_test_of_two_means():
     verdicts = set()
     for shift in np.linspace(-3, 3, 80):
         ours = rng.normal(size=5)
-        figure = as_published("", float(ours.mean() + shift), mean_of(ours), 5, resolution=np.inf)
+        figure = as_published("", float(ours.mean() + shift), mean_of(ours), 5, resolution=np.inf, rounding=0)
         verdicts.add(figure.verdict)
         # Spread and degrees of freedom of ours alone, because the other trials are not published.
         error = ours.std(ddof=1) * np.sqrt(2 / 5)
@@ -62,14 +75,32 @@ def test_as_published_is_a_test_of_two_means():
 
 def test_as_published_minds_a_lopsided_interval():
     """Ours is 10, and by its interval might be as low as 9 or as high as 14; of as many trials, theirs is as far."""
-    verdict = lambda stated: as_published("", stated, Range(10, 9, 14), 5, 99).verdict  # noqa: E731
+    verdict = lambda stated: as_published("", stated, Range(10, 9, 14), 5, resolution=99, rounding=0).verdict  # noqa: E731
     assert [verdict(x) for x in (8, 9, 15, 16)] == [FAILS, HOLDS, HOLDS, FAILS]
 
 
 def test_as_published_is_undecided_where_little_can_be_told():
-    assert as_published("", 1.0, around(1.0, 2.0), 3, resolution=0.1).verdict == UNDECIDED
-    assert as_published("", 90.0, around(1.0, 2.0), 3, resolution=0.1).verdict == FAILS
-    assert as_published("", 1.0, around(1.0, NAN), 1, resolution=9).verdict == UNDECIDED
+    assert as_published("", 1.0, around(1.0, 2.0), 3, resolution=0.1, rounding=0).verdict == UNDECIDED
+    assert as_published("", 90.0, around(1.0, 2.0), 3, resolution=0.1, rounding=0).verdict == FAILS
+    assert as_published("", 1.0, around(1.0, NAN), 1, resolution=9, rounding=0).verdict == UNDECIDED
+
+
+def test_what_is_published_is_rounded():
+    verdict = lambda rounding: as_published("", 1.0, around(1.04, 0.001), 5, resolution=1, rounding=rounding).verdict  # noqa: E731
+    assert (verdict(0.0), verdict(0.05)) == (FAILS, HOLDS)
+
+
+def test_the_same_is_not_more():
+    assert more_than("", 0, Range(0, 0, 0)).verdict == FAILS
+    assert at_least("", 0, Range(0, 0, 0)).verdict == HOLDS
+    assert more_than("", 0, around(1, 0.5)).verdict == HOLDS
+    assert more_than("", 0, around(1, 2)).verdict == UNDECIDED
+
+
+def test_the_strongest_is_told():
+    unsure, no = more_than("", 1, around(2, 3)), more_than("", 1, around(0.5, 0.1))
+    assert strongest([no, unsure]) is unsure
+    assert strongest([no, unsure, (yes := more_than("", 1, around(3, 1)))]) is yes
 
 
 def test_the_weakest_is_told():
