@@ -108,9 +108,7 @@ def show(rows: pd.DataFrame) -> list[Block]:
     for _, r in rows.iterrows():
         figures = told(r, "mean_scheduled", 2), told(r, "mean_round_s", 3), told(r, PERCENT, 2)
         lines.append([r.distribution, r.way, *figures, *(f"{r[name]:.3g}" for name in ("rho", "beta", "delta"))])
-    chosen = [
-        ["distribution", "w~ by which loss, of FC as the preset", "rounds better (%)", "worse (%)", "at the end (%)"]
-    ]
+    chosen = [["distribution", "w~ by which loss", "rounds better (%)", "worse (%)", "at the end (%)"]]
     for _, r in rows[rows.way == "as the preset"].iterrows():
         for choice in CHOICES:
             figures = (told(r, f"{what} ({choice})") for what in ("better", "worse", "final"))

@@ -155,7 +155,7 @@ def as_text(blocks: Sequence[Block]) -> str:
         columns = []
         for column in zip(*block, strict=True):
             width = max(map(len, column))
-            words = any(entry[:1].isalpha() for entry in column[1:])
+            words = any(letter.isalpha() for entry in column[1:] for letter in entry)
             columns.append([entry.ljust(width) if words else entry.rjust(width) for entry in column])
         parts.append("\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True)))
     return "\n\n".join(parts)
