@@ -97,7 +97,7 @@ def test_accuracy_is_held_until_the_next_round_ends():
     ends, accuracy = run.history.elapsed_s, run.history.accuracy
     times = np.array([0.0, ends[0], (ends[0] + ends[1]) / 2, ends[2], 100.0])
     np.testing.assert_allclose(
-        plots._held(dataset, times), [0.1, accuracy[0], accuracy[0], accuracy[2], accuracy[2]], rtol=1e-6
+        plots.held(dataset, times), [0.1, accuracy[0], accuracy[0], accuracy[2], accuracy[2]], rtol=1e-6
     )
     spans = plots._in_spans(dataset, "round_s", np.array([0.0, ends[1], 100.0, 200.0]))
     np.testing.assert_allclose(spans, [run.history.round_s[:2].mean(), run.history.round_s[2], np.nan])
