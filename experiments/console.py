@@ -1,13 +1,15 @@
-"""What scripts owe their user on the command line: cheap checks first, and warnings as lines."""
+"""What scripts owe their user on the command line: cheap checks first, warnings as lines, and tables in columns."""
 
 import contextlib
 import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
+
+Block = str | list[list[str]]  # a paragraph, or the lines of a table, the first its head
 
 
 def check_writable(folder: Path) -> None:
@@ -27,6 +29,22 @@ def warnings_as_lines() -> Iterator[None]:
         warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         yield
+
+
+def as_text(blocks: Sequence[Block]) -> str:
+    """Paragraphs and tables for a terminal; columns of words are adjusted to the left, of numbers to the right."""
+    parts = []
+    for block in blocks:
+        if isinstance(block, str):
+            parts.append(block)
+            continue
+        columns = []
+        for column in zip(*block, strict=True):
+            width = max(map(len, column))
+            words = any(letter.isalpha() for entry in column[1:] for letter in entry)
+            columns.append([entry.ljust(width) if words else entry.rjust(width) for entry in column])
+        parts.append("\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True)))
+    return "\n\n".join(parts)
 
 
 def leave(code: int) -> NoReturn:

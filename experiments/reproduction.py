@@ -23,7 +23,7 @@ from typing import Any
 import matplotlib as mpl
 import pandas as pd
 import xarray as xr
-from console import check_writable, warnings_as_lines
+from console import Block, as_text, check_writable, warnings_as_lines
 
 import fcjax
 from fcjax import presets
@@ -55,9 +55,6 @@ def stated(where: str, policy: str = "fc") -> dict[str, Any]:
     return next(entry for entry in entries if entry.get("policy", policy) == policy)
 
 
-Block = str | list[list[str]]  # a paragraph, or the lines of a table, the first its head
-
-
 @dataclasses.dataclass(frozen=True)
 class Study:
     """A table or a figure."""
@@ -68,7 +65,6 @@ class Study:
     tell: Callable[[xr.Dataset], pd.DataFrame]  # results: a data frame, a row for each point or cell
     show: Callable[[pd.DataFrame], list[Block]]  # that data frame: what is printed
     draw: Callable[[xr.Dataset, pd.DataFrame], plt.Figure] | None  # results and data frame: a figure, if there is one
-    datasets: tuple[str, ...] = ("mnist", "cifar10")
     options: Callable[[argparse.ArgumentParser], None] = lambda p: None
 
 
@@ -145,22 +141,6 @@ def means(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.D
     return pd.DataFrame(cells)
 
 
-def as_text(blocks: Sequence[Block]) -> str:
-    """Paragraphs and tables for a terminal; columns of words are adjusted to the left, of numbers to the right."""
-    parts = []
-    for block in blocks:
-        if isinstance(block, str):
-            parts.append(block)
-            continue
-        columns = []
-        for column in zip(*block, strict=True):
-            width = max(map(len, column))
-            words = any(letter.isalpha() for entry in column[1:] for letter in entry)
-            columns.append([entry.ljust(width) if words else entry.rjust(width) for entry in column])
-        parts.append("\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True)))
-    return "\n\n".join(parts)
-
-
 def as_markdown(blocks: Sequence[Block]) -> str:
     parts = []
     for block in blocks:
@@ -189,7 +169,7 @@ def parser(study: Study) -> argparse.ArgumentParser:
         description=study.about,
         epilog=f"""examples:
   python experiments/{study.name}.py
-  python experiments/{study.name}.py --dataset {" ".join(study.datasets)} --seeds 2 --out out/quick
+  python experiments/{study.name}.py --dataset {" ".join(DISTRIBUTIONS)} --seeds 2 --out out/quick
 
 Each run is kept as it finishes: a command that was stopped goes on where it was when it is given again.""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -198,9 +178,9 @@ Each run is kept as it finishes: a command that was stopped goes on where it was
     p.add_argument(
         "--dataset",
         nargs="+",
-        default=[study.datasets[0]],
-        choices=study.datasets,
-        help=f"one or more of {', '.join(study.datasets)} (default: {study.datasets[0]})",
+        default=["mnist"],
+        choices=DISTRIBUTIONS,
+        help=f"one or more of {', '.join(DISTRIBUTIONS)} (default: mnist)",
     )
     p.add_argument(
         "--out",
@@ -256,7 +236,8 @@ def write(study: Study, results: xr.Dataset, out: Path, dataset: str, command: s
     """Writes the files of a study, each of them whole, and returns the rows."""
     rows = study.tell(results)
     stem = f"{study.name}_{dataset}"
-    write_rows(rows, out / f"{stem}.csv")
+    text = rows.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    write_whole(out / f"{stem}.csv", lambda part: Path(part).write_text(text))
     if study.draw is not None:
         with plt.rc_context(STYLE):
             figure = study.draw(results, rows)
@@ -265,11 +246,6 @@ def write(study: Study, results: xr.Dataset, out: Path, dataset: str, command: s
     about = provenance(results, command)
     write_whole(out / f"{stem}.json", lambda part: Path(part).write_text(json.dumps(about, indent=1) + "\n"))
     return rows
-
-
-def write_rows(rows: pd.DataFrame, path: Path) -> None:
-    text = rows.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-    write_whole(path, lambda part: Path(part).write_text(text))
 
 
 def provenance(results: xr.Dataset, command: str) -> dict[str, Any]:

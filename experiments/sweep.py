@@ -15,7 +15,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from console import check_writable, leave, warnings_as_lines
+from console import as_text, check_writable, leave, warnings_as_lines
 
 EXAMPLES = """examples:
   python experiments/sweep.py --phi 0.05
@@ -146,8 +146,7 @@ def table(rows) -> str:
             mean, half = interval(scale * runs[column].to_numpy(float))
             line.append(f"{mean:.{digits}f}" + ("" if half != half else f" ± {half:.{digits}f}"))
         lines.append([str(entry) for entry in line])
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join("  ".join(entry.rjust(w) for entry, w in zip(line, widths, strict=True)) for line in lines)
+    return as_text([lines])
 
 
 if __name__ == "__main__":
