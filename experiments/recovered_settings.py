@@ -4,6 +4,7 @@ Each line changes one setting of the preset, and tells how far the table is then
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -44,6 +45,25 @@ def _momentum(experiment: Experiment, momentum: float) -> Experiment:
     return dataclasses.replace(experiment, training=dataclasses.replace(experiment.training, momentum=momentum))
 
 
+def _labels(experiment: Experiment, step: Callable[[int, int], int]) -> Experiment:
+    """The same samples dealt anew: device i has label i, counted modulo their number, and others in steps from it."""
+    data = experiment.data
+    held = np.concatenate([row[:size] for row, size in zip(data.indices, data.sizes, strict=True)])
+    labels = np.asarray(data.y)[held]
+    num_labels = int(labels.max()) + 1
+    per_device = np.unique(labels[: data.sizes[0]]).size
+    if per_device in (1, num_labels):
+        return experiment  # there is but one way
+    shard_size = data.sizes[0] // per_device
+    pools = [list(held[labels == label].reshape(-1, shard_size)) for label in range(num_labels)]
+    strides = step(num_labels, per_device) * np.arange(per_device)
+    rows = [
+        np.concatenate([pools[(device + s) % num_labels].pop() for s in strides]) for device in range(len(data.sizes))
+    ]
+    shuffled = np.random.default_rng(0).permuted(np.stack(rows), axis=1)
+    return dataclasses.replace(experiment, data=data._replace(indices=shuffled.astype(np.int32)))
+
+
 WAYS = {
     "as the preset": lambda e: e,
     "path loss d^-3.76, d in m": lambda e: _radio(e, reference_gain=1e3**-3.76),
@@ -52,6 +72,8 @@ WAYS = {
     "pixels from -1 to 1": lambda e: _inputs(e, 0.5, 0.5),
     "momentum 0.5": lambda e: _momentum(e, 0.5),
     "no momentum": lambda e: _momentum(e, 0.0),
+    "a device has labels that follow each other": lambda e: _labels(e, lambda num_labels, per_device: 1),
+    "a device has labels far apart": lambda e: _labels(e, lambda num_labels, per_device: num_labels // per_device),
 }
 RADII_M = (600.0, 1000.0)
 

@@ -121,7 +121,7 @@ def test_help_has_examples(capsys):
         (figure4.STUDY, {}, 3 * 23),
         (figure5.STUDY, {}, 2 * 7),
         (claims.STUDY, {}, 7 * 9 + 3 * (9 + 8) + 3 * 22 + 5),
-        (recovered_settings.STUDY, {}, 7 * 7 * 3 * 2),
+        (recovered_settings.STUDY, {}, 9 * 7 * 3 * 2),
     ],
 )
 def test_what_is_run(study, options, number):
@@ -370,3 +370,13 @@ def test_tilde_by_other_losses():
             if loss[run, k] < best:
                 best, best_accuracy = loss[run, k], accuracy[run, k]
             assert at_once[run, k] == pytest.approx(best_accuracy)
+
+
+def test_labels_dealt_by_a_rule_are_the_same_samples():
+    loaded = clouds("mnist")
+    experiment = fcjax.presets.shi2020(loaded, distribution="l2", num_devices=20)
+    for name, step in (("a device has labels that follow each other", 1), ("a device has labels far apart", 5)):
+        dealt = recovered_settings.WAYS[name](experiment).data
+        np.testing.assert_array_equal(np.sort(dealt.indices, axis=None), np.sort(experiment.data.indices, axis=None))
+        for device, row in enumerate(dealt.indices):
+            assert set(loaded.train_y[row]) == {device % 10, (device + step) % 10}
