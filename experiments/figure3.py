@@ -82,7 +82,7 @@ def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
                     low, high = (here[trace] + sign * here[f"{trace}_half"] for sign in (-1, 1))
                     axes.fill_between(here["round"], low, high, color=colour, alpha=0.15, linewidth=0)
         axes.set_ylabel(TRACES[panel[0]])
-    grid_[0, 0].set_ylim(0, 1)
+    grid_[0, 0].set_ylim(0, None)
     grid_[0, 1].set_ylim(0, 1.05 * rows.loss[rows["round"] == 1].max())
     for axes in grid_[1]:
         axes.set_xlabel("round")

@@ -83,7 +83,7 @@ def draw(results: xr.Dataset, cells: pd.DataFrame) -> plt.Figure:
             mean, half = interval(values)
             lines.plot(times, mean, color=colour, lw=1.1, label=name, zorder=4 if name == "fc" else 3)
             lines.fill_between(times, mean - half, mean + half, color=colour, alpha=0.12, linewidth=0)
-        lines.set(xlabel="simulated time (s)", ylabel="test accuracy", ylim=(0, 1))
+        lines.set(xlabel="simulated time (s)", ylabel="test accuracy", ylim=(0, None))
         lines.set_title(f"{here.dataset.iloc[0]}, {distribution}, R = {radius_m:g} m")
         x = np.arange(len(here))
         other = bars.twinx()
