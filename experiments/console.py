@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import signal
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -51,4 +53,50 @@ def leave(code: int) -> NoReturn:
     """Ends the process at once: after Ctrl-C a compilation may still be under way, and nobody waits for it."""
     sys.stdout.flush()
     sys.stderr.flush()
+    if _witness is not None:
+        os.write(_witness, _AS_USUAL)
     os._exit(code)
+
+
+_witness: int | None = None
+_AS_USUAL = b"\0"
+
+
+def watch() -> None:
+    """Lets a small process wait for the end of this one, to tell what was left to be told.
+
+    What is killed, for want of memory or by JAX, because another process of a cluster is gone, cannot tell it itself.
+    To be called before anything large is imported.
+    """
+    global _witness
+    if not hasattr(os, "fork"):
+        return
+    read, write = os.pipe()
+    if os.fork():
+        os.close(read)
+        _witness = write
+        return
+    os.close(write)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with os.fdopen(read, "rb") as told:
+        words = told.read()
+    if words and not words.endswith(_AS_USUAL):
+        os.write(2, b"error: " + words.split(b"\n")[-1] + b"\n")
+    os._exit(0)
+
+
+def last_words(words: str) -> None:
+    """What is printed if this process is killed."""
+    if _witness is not None:
+        os.write(_witness, b"\n" + words.encode())
+
+
+def end_in_order() -> None:
+    """Makes of SIGTERM, by which clusters end a job, what Ctrl-C is."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, interrupt)

@@ -2,6 +2,7 @@
 
 Every option with several values is swept: all combinations are run, with all seeds, on the same random channels, data
 and mini-batches. Writes to OUT
+  runs/            each run, as it finishes: a command that was stopped, by whatever, goes on where it was
   summary.csv      a row for each run
   histories.nc     every round of every run; xarray.open_dataset reads it
   accuracy.png     accuracy against simulated time, with 95% intervals over seeds (and .pdf)
@@ -9,13 +10,16 @@ and mini-batches. Writes to OUT
 """
 
 import argparse
+import json
 import os
+import shlex
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
 
-from console import as_text, check_writable, leave, warnings_as_lines
+from console import as_text, check_writable, end_in_order, last_words, leave, warnings_as_lines, watch
 
 EXAMPLES = """examples:
   python experiments/sweep.py --phi 0.05
@@ -23,6 +27,7 @@ EXAMPLES = """examples:
   python experiments/sweep.py --phi 0.005 0.05 0.5 5 --radius 200 600 1000 --seeds 3
   python experiments/sweep.py --dataset cifar10 --policy fc fixed-5 fixed-10 --distribution l2
   python experiments/sweep.py --policy fc my_file:my_policy     # your own, from my_file.py
+  srun python experiments/sweep.py --seeds 1000 --distributed   # on all nodes of a Slurm job
 """
 
 
@@ -52,6 +57,29 @@ def parser() -> argparse.ArgumentParser:
         metavar="X",
         help="relative error of what the base station sees of channels and computation times (default: 0)",
     )
+    p.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="devices, or cores of a CPU, that take part (default: all of this machine)",
+    )
+    p.add_argument(
+        "--side-by-side",
+        type=int,
+        metavar="N",
+        help="runs that a device does at the same time (default: 1 on a CPU, up to 64 on an accelerator)",
+    )
+    several_processes = p.add_argument_group(
+        "several processes, on one machine or many", "All are given the same command, and an OUT that they share."
+    )
+    several_processes.add_argument(
+        "--distributed",
+        action="store_true",
+        help="join the others, as Slurm, Kubernetes or MPI say, or as the options that follow do",
+    )
+    several_processes.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 is")
+    several_processes.add_argument("--processes", type=int, metavar="N", help="how many there are")
+    several_processes.add_argument("--process", type=int, metavar="I", help="which this one is: 0, 1, ...")
     p.add_argument("--out", type=Path, default=Path("out/sweep"), help="folder for the results (default: %(default)s)")
     return p
 
@@ -60,15 +88,23 @@ def main(argv: list[str] | None = None) -> int:
     start = time.monotonic()
     args = parser().parse_args(argv)
     sys.path.insert(0, os.getcwd())  # where a user's policy is
+    end_in_order()
+    again = f"finished runs are kept in {args.out / 'runs'}, and the same command goes on from there"
     try:
-        check_writable(args.out)
         if args.seeds < 1 or not 0 <= args.seed < 2**31 - args.seeds:
             raise ValueError(f"--seeds must be 1 or more and --seed 0 to 2^31, got {args.seeds} and {args.seed}")
+        check_writable(args.out)
+        last_words(f"this process was killed, or ended by JAX because another one of the sweep is gone: {again}")
         import fcjax  # after --help and the cheapest errors: it takes seconds
+        from fcjax.sweep import plan, run_all
 
+        process = join(args)
+        claim = Claim(args)
+        claim.check()
         fcjax.devices.keep_programs()
-        with warnings_as_lines():
-            results = fcjax.sweep(
+        command = shlex.join(["python", "experiments/sweep.py", *(sys.argv[1:] if argv is None else argv)])
+        with warnings_as_lines(), tempfile.TemporaryDirectory() as elsewhere:
+            jobs = plan(
                 args.policy,
                 dataset=args.dataset,
                 distribution=args.distribution,
@@ -78,6 +114,16 @@ def main(argv: list[str] | None = None) -> int:
                 num_devices=args.devices,
                 seeds=range(args.seed, args.seed + args.seeds),
                 preset=partial(fcjax.presets.shi2020, observation_error=args.observation_error),
+            )
+            claim.write()
+            results = run_all(
+                jobs,
+                keep=args.out / "runs",
+                # The first process writes the results; the others need not.
+                out=(Path(elsewhere) if process else args.out) / "histories.nc",
+                workers=args.workers,
+                side_by_side=args.side_by_side,
+                about={"command": command},
                 progress=True,
             )
     except (ValueError, OSError, RuntimeError) as error:
@@ -86,20 +132,82 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted before a run was finished: nothing was written", file=sys.stderr)
         return 130
-    results.attrs["command"] = " ".join(["python experiments/sweep.py", *(sys.argv[1:] if argv is None else argv)])
+    if process:
+        print(f"process {process}: all {results.sizes['run']} runs are there; process 0 writes the results")
+        return 0 if results.complete else 130
     try:
         summary = write(results, args.out)
     except OSError as error:
-        print(f"error: the results could not be written: {error}", file=sys.stderr)
+        print(f"error: the results could not be written: {error}; {again}", file=sys.stderr)
         return 2
     print(table(summary))
     spent = f"compiling {results.compile_s:.1f} s, running {results.run_s:.1f} s"
-    print(f"\n{len(summary)} runs in {time.monotonic() - start:.1f} s ({spent}); written to {args.out}/")
+    kept = f", of which {results.kept} had been kept," if results.kept else ""
+    print(f"\n{len(summary)} runs{kept} in {time.monotonic() - start:.1f} s ({spent}); written to {args.out}/")
     bad = summary[results.stop.values == "bad_decision"]
     if len(bad):
         print(f"error: impossible decisions ended these runs early:\n{bad.to_string(index=False)}", file=sys.stderr)
         return 2
     return 0 if results.complete else 130
+
+
+# What has no say in the results, or not in what they are results of.
+_HOW = ("out", "workers", "distributed", "coordinator", "processes", "process")
+
+
+def join(args: argparse.Namespace) -> int:
+    """Joins the other processes of a sweep, if there are any, and returns the number of this one."""
+    import jax
+
+    told = {"coordinator_address": args.coordinator, "num_processes": args.processes, "process_id": args.process}
+    if not args.distributed and all(value is None for value in told.values()):
+        return 0
+    # SIGTERM stays with us.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(**told)
+    except ValueError as error:
+        raise ValueError(
+            f"no cluster was found ({error}): give --coordinator HOST:PORT, --processes N and --process I, or start it "
+            "by Slurm, Kubernetes or MPI"
+        ) from error
+    return jax.process_index()
+
+
+class Claim:
+    """A note in OUT of which sweep it holds, so that none takes the place of another, or is mixed with it."""
+
+    def __init__(self, args: argparse.Namespace):
+        from fcjax.results import provenance
+
+        settings = {name: value for name, value in vars(args).items() if name not in _HOW}
+        self._this = {"settings": settings, "versions": json.loads(provenance()["versions"])}
+        self._out, self._path = args.out, args.out / "sweep.json"
+
+    def check(self) -> None:
+        """Raises ValueError if OUT holds another sweep."""
+        if not self._path.exists():
+            return
+        try:
+            other = json.loads(self._path.read_text())
+            changes = [
+                f"{name} was {other[part].get(name)}, is {this.get(name)}"
+                for part, this in self._this.items()
+                for name in this | other[part]
+                if other[part].get(name) != this.get(name)
+            ]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            changes = [f"{self._path} cannot be read"]
+        if changes:
+            raise ValueError(
+                f"{self._out} holds another sweep ({'; '.join(changes)}): choose another folder with --out, or delete "
+                "this one"
+            )
+
+    def write(self) -> None:
+        from fcjax.results import write_whole
+
+        write_whole(self._path, lambda part: Path(part).write_text(json.dumps(self._this, indent=1) + "\n"))
 
 
 def write(results, out: Path):
@@ -108,10 +216,9 @@ def write(results, out: Path):
 
     matplotlib.use("Agg")
     from fcjax import plots
-    from fcjax.results import save, summary, write_whole
+    from fcjax.results import summary, write_whole
 
     rows = summary(results)
-    save(results, out / "histories.nc")
     text = rows.to_csv(index=False, float_format="%.7g", na_rep="nan")
     write_whole(out / "summary.csv", lambda part: Path(part).write_text(text))
     for draw in (plots.accuracy, plots.rounds):
@@ -141,7 +248,8 @@ def table(rows) -> str:
         cell, sort=False, dropna=False
     ):
         line = [policy, distribution, f"{radius_m:g}", "-" if phi != phi else f"{phi:g}", devices, f"{budget_s:g}"]
-        line.append(len(runs))
+        diverged = int((runs["stop"] == "diverged").sum())
+        line.append(f"{len(runs)} ({diverged} diverged)" if diverged else len(runs))
         for column, (_, scale, digits) in shown.items():
             mean, half = interval(scale * runs[column].to_numpy(float))
             line.append(f"{mean:.{digits}f}" + ("" if half != half else f" ± {half:.{digits}f}"))
@@ -150,4 +258,8 @@ def table(rows) -> str:
 
 
 if __name__ == "__main__":
-    leave(main())
+    watch()
+    code = main()
+    if "jax" in sys.modules and code == 0:
+        sys.modules["jax"].distributed.shutdown()  # not before the others
+    leave(code)

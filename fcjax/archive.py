@@ -39,9 +39,14 @@ class Archive:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._fingerprint = _Fingerprints()
+        self._paths: dict[Job, Path | None] = {}
         for part in self._folder.glob(".*.npz"):  # of a process that was killed while it wrote
             if time.time() - part.stat().st_mtime > _ABANDONED_S:
                 part.unlink(missing_ok=True)
+
+    def keeps(self, job: Job) -> bool:
+        """Whether it is a run that can be kept."""
+        return self._path(job) is not None
 
     def load(self, job: Job) -> results.Finished | None:
         """The run that has been kept, if it has."""
@@ -59,11 +64,11 @@ class Archive:
             warnings.warn(f"{path} cannot be read, its run is done again: {error}", stacklevel=2)
             return None
 
-    def save(self, job: Job, run: results.Finished) -> None:
-        """Keeps a run, whole or not at all."""
+    def save(self, job: Job, run: results.Finished) -> bool:
+        """Keeps a run, whole or not at all; False if it is one that cannot be kept."""
         path = self._path(job)
         if path is None:
-            return
+            return False
         arrays: dict[str, Any] = {
             field.name: getattr(run.history, field.name) for field in dataclasses.fields(Record)
         } | {
@@ -72,12 +77,18 @@ class Archive:
             "labels": np.array(json.dumps(job.labels)),  # for whoever looks into the file
         }
         results.write_whole(path, lambda part: np.savez(part, **arrays))
+        return True
 
     def _path(self, job: Job) -> Path | None:
+        if job not in self._paths:
+            self._paths[job] = self._new_path(job)
+        return self._paths[job]
+
+    def _new_path(self, job: Job) -> Path | None:
         fingerprint = self._fingerprint(job)
         if fingerprint is None:
             why = "they call back into Python, where a change would not be noticed"
-            warnings.warn(f"runs of {job.labels['policy']} are not kept: {why}", stacklevel=3)
+            warnings.warn(f"runs of {job.labels['policy']} are not kept: {why}", stacklevel=4)
             return None
         return self._folder / f"{fingerprint}.npz"
 
@@ -86,26 +97,28 @@ class _Fingerprints:
     """Fingerprints of jobs, which share most of their large arrays."""
 
     def __init__(self) -> None:
-        # By identity, with the array itself, so that no other takes its place in memory.
+        # Of the last job's arrays, by identity; the arrays themselves too, so that no others take their place.
         self._known: dict[int, tuple[Any, bytes]] = {}
 
     def __call__(self, job: Job) -> str | None:
         """The fingerprint, or None of a run that calls back into Python."""
-        state = job.policy.init(job.experiment.cell)
-        program = _program(job.policy.select, job.experiment, state)
+        experiment = job.experiment
+        state = job.policy.init(experiment.cell)
+        program = _program(job.policy.select, experiment, state)
         if re.search(r"custom_call @xla\w*callback", program):
             return None
         digest = hashlib.sha256(program.encode())
-        for leaf in jax.tree.leaves((job.experiment, state, job.labels["seed"])):
-            digest.update(self._of_leaf(leaf))
+        leaves = jax.tree.leaves((experiment, state, job.labels["seed"]))
+        self._known = {id(leaf): self._known.get(id(leaf)) or (leaf, _digest(leaf)) for leaf in leaves}
+        for leaf in leaves:
+            digest.update(self._known[id(leaf)][1])
         return digest.hexdigest()[:32]
 
-    def _of_leaf(self, leaf: Any) -> bytes:
-        if id(leaf) not in self._known:
-            array = np.asarray(_as_numbers(leaf))
-            about = f"{array.shape} {array.dtype}".encode()
-            self._known[id(leaf)] = leaf, hashlib.sha256(about + np.ascontiguousarray(array).tobytes()).digest()
-        return self._known[id(leaf)][1]
+
+def _digest(leaf: Any) -> bytes:
+    array = np.asarray(_as_numbers(leaf))
+    about = f"{array.shape} {array.dtype}".encode()
+    return hashlib.sha256(about + np.ascontiguousarray(array).tobytes()).digest()
 
 
 def _program(select: Callable, experiment: Experiment, state: Any) -> str:

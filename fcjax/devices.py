@@ -23,7 +23,11 @@ from fcjax.progress import in_this_precision
 def for_programs(number: int) -> Sequence[jax.Device]:
     """Up to so many devices, for programs that run at the same time."""
     with _LOCK:
-        return (jax.devices() if is_accelerated() else _cores(num_cores()))[:number]
+        if is_accelerated():
+            return jax.local_devices()[:number]
+        # JAX may have been told to make several devices of a CPU, more or fewer than its cores.
+        told = jax.local_device_count()
+        return _cores(max(num_cores(), told) if told == 1 else told)[:number]
 
 
 def is_accelerated() -> bool:
@@ -32,6 +36,43 @@ def is_accelerated() -> bool:
 
 def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def needed_bytes(compiled: Compiled) -> int:
+    """What a program needs while it runs, with what it is given and what it returns; 0 where it is not known."""
+    sizes = compiled.memory_analysis()
+    if sizes is None:
+        return 0
+    given_and_returned = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    return given_and_returned + sizes.temp_size_in_bytes
+
+
+_USED = 0.9  # of the free memory
+
+
+def free_bytes(device: jax.Device) -> int | None:
+    """What of a device's memory programs may still take, None where it is not known."""
+    if is_accelerated():
+        stats = device.memory_stats() or {}
+        free = stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else None
+    else:
+        free = min(filter(None, (_available(), _left_by_limit())), default=None)
+    return None if free is None else int(_USED * free)
+
+
+def _available() -> int | None:
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    return None
+
+
+def _left_by_limit() -> int | None:
+    """What the control group of a job on a cluster leaves, if it has a limit."""
+    with contextlib.suppress(OSError, ValueError):
+        limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
+        return limit - used
+    return None
 
 
 @functools.cache
@@ -50,7 +91,7 @@ def _cores(number: int) -> tuple[jax.Device, ...]:
             return tuple(client.local_devices()[0] for client in clients)
     except Exception as error:  # it is no public function of JAX, and may change
         warnings.warn(f"runs share the threads of one client and will be slower: {error}", RuntimeWarning, stacklevel=2)
-        return (jax.devices()[0],) * number
+        return (jax.local_devices()[0],) * number
 
 
 @contextlib.contextmanager

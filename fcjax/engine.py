@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.stages import Compiled
 
 from fcjax import checks, devices, results
 from fcjax.experiment import Experiment, most_rounds
@@ -41,7 +42,12 @@ class Job:
 
     labels: dict[str, Any]  # what tells it from the others
     policy: Policy
-    experiment: Experiment
+    make: Callable[[], Experiment]
+
+    @property
+    def experiment(self) -> Experiment:
+        """Made when it is asked for: of many thousand, few are in memory."""
+        return self.make()
 
 
 @dataclasses.dataclass
@@ -53,41 +59,97 @@ class Clock:
     num_programs: int = 0
 
 
-def execute(jobs: Sequence[Job], *, clock: Clock | None = None, progress: bool = False) -> Iterator[results.Finished]:
-    """Does the runs, and yields each when it is finished, in any order."""
+def execute(
+    jobs: Sequence[Job],
+    *,
+    clock: Clock | None = None,
+    workers: int | None = None,
+    side_by_side: int | None = None,
+    tick: Callable[[], None] = lambda: None,
+    progress: bool = False,
+) -> Iterator[tuple[Job, results.Finished]]:
+    """Does the runs, and yields each when it is finished, in any order.
+
+    Args:
+      jobs: the runs.
+      clock: is told where the time goes.
+      workers: how many devices take part; by default all.
+      side_by_side: how many runs a device does at a time.
+      tick: is called now and then; what it raises ends the work.
+      progress: shows a bar with the remaining time.
+    """
+    for name, number in (("workers", workers), ("side_by_side", side_by_side)):
+        if number is not None and (not isinstance(number, int) or number < 1):
+            raise ValueError(f"{name} must be a whole number of 1 or more, got {number}")
     clock = Clock() if clock is None else clock
     num_finished = 0
     with Progress(len(jobs), "runs", enabled=progress) as shown:
         for group in _groups(jobs):
             before = time.monotonic()
             shown.begin("compiling", counts=False)
-            batch = shown.run(_Batch, group)
+            batch = shown.run(_Batch, group, workers, side_by_side)
             clock.num_programs += 1
             clock.compile_s += time.monotonic() - before
             before = time.monotonic()
             shown.begin("running", counts=True)
             try:
-                for run in _work(batch, shown, num_finished):
+                for index, run in _work(batch, shown, tick, num_finished):
                     num_finished += 1
-                    yield run
+                    yield batch.jobs[index], run
             finally:
                 clock.run_s += time.monotonic() - before
 
 
-def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
+class _Group:
     """Runs that one program can do: of the same shapes, but for how many samples a device has room for."""
-    groups: dict[Any, list[Job]] = {}
+
+    def __init__(self, experiment: Experiment):
+        self.jobs: list[Job] = []
+        self.policy_states: list[Any] = []  # of each run, as it begins
+        self.structure = jax.tree.structure(experiment)
+        self.first = jax.tree.leaves(experiment)
+        self.dtypes = [_dtype(leaf) for leaf in self.first]
+        # What is one and the same object in all runs, such as the images, is there once.
+        self.is_shared = [True] * len(self.first)
+        self.room = 0
+
+    def add(self, job: Job, experiment: Experiment) -> None:
+        leaves = jax.tree.leaves(experiment)
+        self.jobs.append(job)
+        self.policy_states.append(job.policy.init(experiment.cell))
+        self.room = max(self.room, experiment.data.indices.shape[1])
+        self.is_shared = [
+            was and leaf is one for was, leaf, one in zip(self.is_shared, leaves, self.first, strict=True)
+        ]
+        self.dtypes = [_common(one, _dtype(leaf)) for one, leaf in zip(self.dtypes, leaves, strict=True)]
+
+    def own(self, experiment: Experiment) -> list:
+        """The leaves of an experiment that are its own, in the shapes and types that all of the group have."""
+        leaves = jax.tree.leaves(_with_room(experiment, self.room))
+        columns = zip(leaves, self.dtypes, self.is_shared, strict=True)
+        return [_as(dtype, leaf) for leaf, dtype, shared in columns if not shared]
+
+    def shared(self) -> list:
+        return [leaf for leaf, shared in zip(self.first, self.is_shared, strict=True) if shared]
+
+
+def _groups(jobs: Sequence[Job]) -> list[_Group]:
+    groups: dict[Any, _Group] = {}
     for job in jobs:
-        leaves, structure = jax.tree.flatten(job.experiment)
+        experiment = job.experiment
+        leaves, structure = jax.tree.flatten(experiment)
         # Where all local data are summed over, the room decides on the order of the sum, hence on the last bits.
-        any_room = job.experiment.estimate_on != "local"
-        indices = job.experiment.data.indices
+        any_room = experiment.estimate_on != "local"
+        indices = experiment.data.indices
         shapes = tuple(np.shape(leaf)[:1] if any_room and leaf is indices else np.shape(leaf) for leaf in leaves)
-        groups.setdefault((structure, shapes), []).append(job)
+        group = groups.setdefault((structure, shapes), _Group(experiment))
+        group.add(job, experiment)
     return list(groups.values())
 
 
-def _work(batch: "_Batch", shown: Progress, finished_before: int) -> Iterator[results.Finished]:
+def _work(
+    batch: "_Batch", shown: Progress, tick: Callable[[], None], finished_before: int
+) -> Iterator[tuple[int, results.Finished]]:
     """Lets the workers of a batch do its runs, and shows how far they are."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for index in range(len(batch.jobs)):
@@ -104,6 +166,7 @@ def _work(batch: "_Batch", shown: Progress, finished_before: int) -> Iterator[re
     num_finished = 0
     try:
         while num_finished < len(batch.jobs):
+            tick()
             try:
                 index, value = news.get(timeout=0.2)
             except queue.Empty:
@@ -115,7 +178,7 @@ def _work(batch: "_Batch", shown: Progress, finished_before: int) -> Iterator[re
             part[index] = value if isinstance(value, float) else 1.0
             shown.update(finished_before + part.sum(), finished_before + num_finished)
             if isinstance(value, results.Finished):
-                yield value
+                yield index, value
     finally:
         stop.set()
         for thread in threads:
@@ -134,30 +197,49 @@ class _Slot:
 class _Batch:
     """Runs that share a program, the program, and what its workers do."""
 
-    def __init__(self, jobs: Sequence[Job]):
-        self.jobs = jobs
-        self.workers = devices.for_programs(len(jobs))
-        accelerated = devices.is_accelerated()
-        self._num_slots = min(SIDE_BY_SIDE, -(-len(jobs) // len(self.workers))) if accelerated else 1
+    def __init__(self, group: _Group, workers: int | None, side_by_side: int | None):
+        self.jobs, self._group = group.jobs, group
+        self.workers = devices.for_programs(min(len(self.jobs), workers or len(self.jobs)))
+        if side_by_side is None:
+            side_by_side = SIDE_BY_SIDE if devices.is_accelerated() else 1
+        self._num_slots = min(side_by_side, -(-len(self.jobs) // len(self.workers)))
 
-        self._policies = list({job.policy.select: job.policy for job in jobs}.values())
-        room = max(job.experiment.data.indices.shape[1] for job in jobs)
-        experiments = [_with_room(job.experiment, room) for job in jobs]
-        leaves = [jax.tree.leaves(experiment) for experiment in experiments]
-        # What is one and the same object in all runs, such as the images, is there once.
-        is_shared = tuple(all(leaf is column[0] for leaf in column) for column in zip(*leaves, strict=True))
-        own = [[leaf for leaf, shared in zip(row, is_shared, strict=True) if not shared] for row in leaves]
-        self._own = _promoted(own)
-        self._policy_states = self._init_policies()
+        selects = tuple(dict.fromkeys(job.policy.select for job in self.jobs))
+        self._policy_states = _numbered(selects, self.jobs, group.policy_states)
         # From an array of JAX the cores of a CPU read what is shared in one place; of NumPy's, each would have a copy.
-        shared = jax.device_put([leaf for leaf, shared in zip(leaves[0], is_shared, strict=True) if shared])
+        shared = jax.device_put(group.shared())
         self._shared = {device: jax.device_put(shared, device) for device in set(self.workers)}
-        selects = tuple(policy.select for policy in self._policies)
-        program = _program(jax.tree.structure(experiments[0]), is_shared, selects, accelerated)
+        self._compiled = self._compile(selects)
+        while (fitting := self._fitting()) < self._num_slots:
+            self._num_slots = fitting
+            self._compiled = self._compile(selects)
 
+    def _compile(self, selects: tuple[Callable, ...]) -> dict[jax.Device, Compiled]:
+        program = _program(self._group.structure, tuple(self._group.is_shared), selects, self._num_slots > 1)
         some = [_stack([value] * self._num_slots) for value in self._begin(0)]
         lower = lambda device: program.lower(*jax.device_put(some, device), self._shared[device])  # noqa: E731
-        self._compiled = devices.compile_for(self.workers, lower)
+        return devices.compile_for(self.workers, lower)
+
+    def _fitting(self) -> int:
+        """How many runs side by side a device has memory for; if it has not for one, fewer devices take part."""
+        free = devices.free_bytes(self.workers[0])
+        for_all = sum(leaf.nbytes for leaf in jax.tree.leaves(self._shared[self.workers[0]]))
+        for_slots = devices.needed_bytes(self._compiled[self.workers[0]]) - for_all
+        if free is None or for_slots <= 0:
+            return self._num_slots
+        # The shared arrays are there already. The cores of a CPU have one memory in common.
+        per_run = for_slots / self._num_slots
+        at_a_time = int(free / per_run) // (1 if devices.is_accelerated() else len(self.workers))
+        if at_a_time < 1 and self._num_slots > 1:
+            return 1
+        if at_a_time < 1 and not devices.is_accelerated() and (fewer := int(free / per_run)) > 0:
+            self.workers, at_a_time = self.workers[:fewer], 1
+        if at_a_time < 1:
+            raise ValueError(
+                f"a run needs {per_run / 1e9:.2g} GB beside the data, and {free / 1e9:.2g} GB are free: take a smaller "
+                "model, smaller batches, or a machine with more memory"
+            )
+        return min(at_a_time, self._num_slots)
 
     def work(self, device: Any, waiting: queue.SimpleQueue, news: queue.SimpleQueue, stop: threading.Event) -> None:
         """Puts one run after another through the slots of a worker, and tells how far they are."""
@@ -191,24 +273,28 @@ class _Batch:
                     changed = jax.tree.map(put, (slots, states), self._begin(following))
                     slots, states = jax.device_put(changed, device)
 
-    def _init_policies(self) -> list[tuple[np.int32, tuple]]:
-        """For each run the number of its policy in the program, and states for all policies, of which that counts."""
-        selects = [policy.select for policy in self._policies]
-        numbers = [selects.index(job.policy.select) for job in self.jobs]
-        states = []
-        for number, job in zip(numbers, self.jobs, strict=True):
-            owners = [job.policy if i == number else policy for i, policy in enumerate(self._policies)]
-            states.append(tuple(policy.init(job.experiment.cell) for policy in owners))
-        return list(zip(map(np.int32, numbers), _promoted(states), strict=True))
-
     def _begin(self, index: int) -> tuple[_Slot, State]:
         """A run before its first round, as arrays of the host."""
         job = self.jobs[index]
+        experiment = job.experiment
         # On the first worker's device, whichever worker asks: w_0 is tested as all that follow it.
         key = jax.device_put(jax.random.key(job.labels["seed"]), self.workers[0])
-        state = begin(key, self._policy_states[index], job.experiment)
-        slot = _Slot(jax.random.key_data(key), self._own[index], np.int32(most_rounds(job.experiment)))
+        state = begin(key, self._policy_states[index], experiment)
+        slot = _Slot(jax.random.key_data(key), self._group.own(experiment), np.int32(most_rounds(experiment)))
         return jax.tree.map(_on_host, (slot, state))
+
+
+def _numbered(
+    selects: tuple[Callable, ...], jobs: Sequence[Job], states: Sequence[Any]
+) -> list[tuple[np.int32, tuple]]:
+    """For each run the number of its policy in the program, and states for all policies, of which that counts."""
+    numbers = [selects.index(job.policy.select) for job in jobs]
+    of_any = [states[numbers.index(number)] for number in range(len(selects))]
+    rows = [
+        tuple(state if i == number else other for i, other in enumerate(of_any))
+        for number, state in zip(numbers, states, strict=True)
+    ]
+    return list(zip(map(np.int32, numbers), _promoted(rows), strict=True))
 
 
 def _next(waiting: queue.SimpleQueue) -> int | None:
@@ -225,14 +311,21 @@ def _stack(trees: Sequence[T]) -> T:
 def _promoted(trees: list[T]) -> list[T]:
     """The same trees, with leaves as arrays, and equal leaves of equal types: 2 beside 2.9 is 2.0."""
     leaves = [jax.tree.leaves(tree) for tree in trees]
-    columns = []
-    for column in map(list, zip(*leaves, strict=True)):
-        if not _is_key(column[0]):
-            dtype = np.result_type(*(np.asarray(leaf).dtype for leaf in column))
-            column = [np.asarray(leaf, dtype) for leaf in column]
-        columns.append(column)
-    rows = list(zip(*columns, strict=True)) if columns else [()] * len(trees)
+    dtypes = [functools.reduce(_common, map(_dtype, column)) for column in zip(*leaves, strict=True)]
+    rows = [[_as(dtype, leaf) for dtype, leaf in zip(dtypes, row, strict=True)] for row in leaves]
     return [jax.tree.unflatten(jax.tree.structure(tree), row) for tree, row in zip(trees, rows, strict=True)]
+
+
+def _dtype(leaf: Any) -> Any:
+    return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+
+
+def _common(one: Any, other: Any) -> Any:
+    return one if one == other else np.result_type(one, other)
+
+
+def _as(dtype: Any, leaf: Any) -> Any:
+    return leaf if _is_key(leaf) else np.asarray(leaf, dtype)
 
 
 def _with_slot(slot: int, leaves: Any, new: Any) -> Any:

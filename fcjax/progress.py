@@ -103,7 +103,7 @@ class Progress:
         seconds = self._seconds
         if self._resumed_at is not None:
             seconds += time.monotonic() - self._resumed_at
-        if not self._done or self._done >= self._total:
+        if not seconds or not self._done or self._done >= self._total:
             return ""
         left = round(seconds * (self._total / self._done - 1))
         hours, minutes = left // 3600, left // 60 % 60

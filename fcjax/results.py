@@ -15,11 +15,12 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import netCDF4
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -43,6 +44,8 @@ SUMMARY = (
     "final_accuracy",
     "devices",
     "budget_s",
+    "stop",
+    "diverged_round",
 )
 _ABOUT = {  # unit and meaning
     "elapsed_s": ("s", "simulated time at the end of the round"),
@@ -63,6 +66,7 @@ _ABOUT = {  # unit and meaning
     "start_accuracy": ("1", "accuracy before the first round"),
     "start_loss": ("1", "loss before the first round"),
     "stop": ("1", "why the run ended"),
+    "diverged_round": ("1", "round that ended with a loss or an estimate that is not finite, 0 if none did"),
     "radius_m": ("m", "radius of the cell"),
     "budget_s": ("s", "time budget"),
     "phi": ("1", "parameter of the policy, NaN where it has none"),
@@ -88,10 +92,16 @@ def finish(labels: dict[str, Any], chunks: Sequence[Record], state: State) -> Fi
     return Finished(labels, history, float(state.start.accuracy), float(state.start.loss), Stop(int(state.stop)))
 
 
-def to_dataset(runs: Sequence[Finished], about: Mapping[str, Any] | None = None) -> xr.Dataset:
-    """All runs as one data set, with units and with where they come from."""
-    num_rounds = max(1, *(run.history.round_s.size for run in runs))  # of blanks, if there was none
-    num_devices = max(run.history.share.shape[1] for run in runs)
+def to_dataset(
+    runs: Sequence[Finished],
+    about: Mapping[str, Any] | None = None,
+    *,
+    room: tuple[int, int] = (1, 1),
+) -> xr.Dataset:
+    """All runs as one data set, with units and with where they come from; with room for so many rounds and devices."""
+    num_rounds, num_devices = (
+        max(sizes) for sizes in zip(room, *(run.history.share.shape for run in runs), strict=True)
+    )
     variables: dict[str, Any] = {}
     for name in (field.name for field in dataclasses.fields(Record)):
         histories = [getattr(run.history, name) for run in runs]
@@ -105,6 +115,8 @@ def to_dataset(runs: Sequence[Finished], about: Mapping[str, Any] | None = None)
     variables["start_accuracy"] = ("run", np.array([run.start_accuracy for run in runs], np.float32))
     variables["start_loss"] = ("run", np.array([run.start_loss for run in runs], np.float32))
     variables["stop"] = ("run", np.array([run.stop.name.lower() for run in runs]))
+    rounds = variables["rounds"][1]
+    variables["diverged_round"] = ("run", np.where([run.stop == Stop.DIVERGED for run in runs], rounds + 1, 0))
     # Whoever plans runs may tell them apart by further labels.
     names = [*SETTINGS, *(name for name in runs[0].labels if name not in SETTINGS)]
     coordinates = {name: ("run", np.array([run.labels[name] for run in runs])) for name in names}
@@ -131,6 +143,8 @@ def summary(dataset: xr.Dataset) -> pd.DataFrame:
         "best_accuracy": xr.where(any_round, dataset.accuracy.max("round"), dataset.start_accuracy),
         "tilde_accuracy": at_the_end("tilde_accuracy", dataset.start_accuracy),
         "final_accuracy": at_the_end("accuracy", dataset.start_accuracy),
+        "stop": dataset.stop,
+        "diverged_round": dataset.diverged_round,
     }
     return pd.DataFrame({name: np.asarray(columns[name]) for name in SUMMARY})
 
@@ -161,13 +175,36 @@ def _revision() -> str:
 
 def save(dataset: xr.Dataset, path: str | os.PathLike) -> None:
     """Writes a data set as netCDF, whole or not at all."""
-    write_whole(path, lambda part: dataset.to_netcdf(part, engine="scipy"))
+    save_parts([dataset], path)
+
+
+def save_parts(parts: Iterable[xr.Dataset], path: str | os.PathLike) -> None:
+    """Writes data sets of the same rounds and devices one after the other as one, with one in memory at a time."""
+
+    def write(where: str) -> None:
+        first, num_runs = True, 0
+        for part in parts:
+            if first:
+                part.to_netcdf(where, engine="netcdf4", unlimited_dims=["run"])
+            else:
+                with netCDF4.Dataset(where, "a") as file:
+                    for name, variable in part.variables.items():
+                        values = variable.values.astype("i1") if variable.dtype == bool else variable.values
+                        file[str(name)][num_runs : num_runs + part.sizes["run"]] = values
+            first, num_runs = False, num_runs + part.sizes["run"]
+
+    write_whole(path, write)
 
 
 def load(path: str | os.PathLike) -> xr.Dataset:
     """Reads what `save` wrote."""
-    with xr.open_dataset(path, engine="scipy") as dataset:
+    with read(path) as dataset:
         return dataset.load()
+
+
+def read(path: str | os.PathLike) -> xr.Dataset:
+    """The same, but for its histories, which are read when they are looked at."""
+    return xr.open_dataset(path, engine="netcdf4")
 
 
 def write_whole(path: str | os.PathLike, write: Any) -> None:

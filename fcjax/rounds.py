@@ -29,6 +29,7 @@ class Stop(enum.IntEnum):
     BUDGET = 1  # the next round would end after it
     MAX_ROUNDS = 2
     BAD_DECISION = 3  # nobody scheduled, shares that are no numbers, negative, or more than the bandwidth
+    DIVERGED = 4  # the next round ended with a loss or an estimate that is not finite
 
 
 @pytree
@@ -139,9 +140,11 @@ def simulate_round(key: Array, state: State, experiment: Experiment, select: Any
             stop=stop,
         ), reported_loss
 
-    def happens(state):
-        state, reported_loss = learn(state)
-        return state, Record(
+    nothing = no_record(scheduled.size)
+
+    def happens(before):
+        state, reported_loss = learn(before)
+        record = Record(
             elapsed_s=elapsed_s,
             round_s=round_s,
             scheduled=scheduled,
@@ -157,9 +160,14 @@ def simulate_round(key: Array, state: State, experiment: Experiment, select: Any
             beta=state.estimates.beta,
             delta=state.estimates.delta,
         )
+        # A run that diverges ends with the last model that was one.
+        diverged = dataclasses.replace(before, stop=jnp.full_like(stop, Stop.DIVERGED)), nothing
+        finite = _all_finite((state.score.loss, reported_loss, state.estimates))
+        return jax.tree.map(functools.partial(jnp.where, finite), (state, record), diverged)
 
-    nothing = dataclasses.replace(state, stop=stop), no_record(scheduled.size)
-    return lax.cond(stop == Stop.NOT_YET, happens, lambda _: nothing, state)
+    return lax.cond(
+        stop == Stop.NOT_YET, happens, lambda state: (dataclasses.replace(state, stop=stop), nothing), state
+    )
 
 
 def no_record(num_devices: int) -> Record:
@@ -261,6 +269,10 @@ def _is_possible(scheduled: Array, share: Array, round_s: Array) -> Array:
         & (jnp.sum(share) <= 1 + tolerance)
         & ~jnp.isnan(round_s)
     )
+
+
+def _all_finite(tree: Any) -> Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
 def as_float(x: ArrayLike) -> Array:

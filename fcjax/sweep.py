@@ -1,12 +1,15 @@
 """Many runs: policies x distributions x radii x phi x budgets x numbers of devices x seeds, as one data set."""
 
 import dataclasses
+import functools
 import itertools
 import operator
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +19,12 @@ from fcjax import contract, data, policies, presets, results
 from fcjax.archive import Archive
 from fcjax.engine import Clock, Job, execute
 from fcjax.experiment import Experiment, check, most_rounds
+from fcjax.processes import Team
+from fcjax.progress import Progress
 from fcjax.rounds import Stop
 from fcjax.types import Policy
+
+_AT_HAND = 64  # experiments that are kept in memory; others are made anew when their runs begin
 
 
 def sweep(
@@ -32,6 +39,10 @@ def sweep(
     seeds: int | Iterable[int] = 5,
     preset: Callable[..., Experiment] = presets.shi2020,
     keep: str | os.PathLike | None = None,
+    out: str | os.PathLike | None = None,
+    workers: int | None = None,
+    side_by_side: int | None = None,
+    about: Mapping[str, Any] | None = None,
     progress: bool = False,
 ) -> xr.Dataset:
     """Runs every combination of what is given and returns all histories as one labelled data set.
@@ -48,11 +59,18 @@ def sweep(
       preset: makes an experiment of dataset, distribution, num_devices, radius_m, budget_s and seed. With
         `functools.partial` it takes further settings.
       keep: a folder where runs are kept as they finish. What it holds of this sweep already is not done again.
+      out: a netCDF file for the results, which are then read from it when they are looked at: memory does not grow with
+        the number of runs. Needs `keep`.
+      workers: how many devices of this process take part; by default all, or all cores of a CPU.
+      side_by_side: how many runs a device does at the same time; by default one on a CPU, and on an accelerator as many
+        as it has memory for, up to 64. The last bits of a result depend on it, as they do on the kind of device.
+      about: further attributes of the results.
       progress: shows a bar with the remaining time.
 
     Returns:
       The histories, with dimensions run, round and device, and the settings as coordinates of run; see
-      `fcjax.results`. After Ctrl-C the runs that were finished by then, if any.
+      `fcjax.results`. After Ctrl-C the runs that were finished by then, if any. Where `jax.distributed` has joined
+      several processes, each does a part of the runs, and all return all of them.
     """
     jobs = plan(
         policy,
@@ -65,7 +83,7 @@ def sweep(
         seeds=seeds,
         preset=preset,
     )
-    return run_all(jobs, keep=keep, progress=progress)
+    return run_all(jobs, keep=keep, out=out, workers=workers, side_by_side=side_by_side, about=about, progress=progress)
 
 
 def plan(
@@ -86,11 +104,10 @@ def plan(
     for seed in seeds:
         if not 0 <= seed < 2**31:
             raise ValueError(f"seeds must be 0 or more and below 2^31, got {seed}")
-    budgets = [budget if budget is None else float(budget) for budget in _several(budget_s)]
     choices = [
         _several(distribution),
         [float(radius) for radius in _several(radius_m)],
-        budgets,
+        [budget if budget is None else float(budget) for budget in _several(budget_s)],
         [_whole("num_devices", number) for number in _several(num_devices)],
     ]
     named = _policies(policy, _several(phi))
@@ -102,24 +119,23 @@ def plan(
         if len({str(value) for value in values}) < len(values):
             raise ValueError(f"{name} has a value twice: {', '.join(map(str, values))}")
     loaded = data.load(dataset) if isinstance(dataset, str) else dataset
+
+    @functools.lru_cache(maxsize=_AT_HAND)
+    def make(of_distribution: str, radius: float, budget: float | None, number: int, seed: int) -> Experiment:
+        budgets = {} if budget is None else {"budget_s": budget}
+        return preset(loaded, distribution=of_distribution, num_devices=number, radius_m=radius, seed=seed, **budgets)
+
     jobs, checked = [], set()
-    for of_distribution, radius, budget, number in itertools.product(*choices):
-        experiments = [
-            preset(
-                loaded,
-                distribution=of_distribution,
-                num_devices=number,
-                radius_m=radius,
-                seed=seed,
-                **({} if budget is None else {"budget_s": budget}),
-            )
-            for seed in seeds
-        ]
-        for experiment in experiments:
+    for setting in itertools.product(*choices):
+        budgets_s = []
+        for seed in seeds:
+            experiment = make(*setting, seed)
             check(experiment)
             most_rounds(experiment)
+            budgets_s.append(float(np.asarray(experiment.training.budget_s)))
+        of_distribution, radius, _, number = setting
         for name, phi_value, one in named:
-            for seed, experiment in zip(seeds, experiments, strict=True):
+            for seed, of_seed_s in zip(seeds, budgets_s, strict=True):
                 labels = {
                     "dataset": loaded.name,
                     "policy": name,
@@ -128,51 +144,139 @@ def plan(
                     "phi": phi_value,
                     "seed": seed,
                     "devices": number,
-                    "budget_s": float(np.asarray(experiment.training.budget_s)),
+                    "budget_s": of_seed_s,
                 }
-                if policies.is_centralized(one):
-                    experiment = presets.centralised(experiment)
-                jobs.append(Job(labels, one, experiment))
+                made = functools.partial(make, *setting, seed)
+                jobs.append(Job(labels, one, _centralised(made) if policies.is_centralized(one) else made))
+            experiment = jobs[-1].experiment
             if policies.is_built_in(one):
                 one.init(experiment.cell)  # raises for what the cell does not have
-            elif (setting := (name, phi_value, radius, budget, number)) not in checked:
+            elif (place := (name, phi_value, *setting[1:])) not in checked:
                 label = f"policy {name!r}"
                 contract.check_policy(one, experiment.cell, experiment.training, name=label, ignores_labels=False)
-                checked.add(setting)
+                checked.add(place)
     return jobs
 
 
-def run_all(jobs: Sequence[Job], *, keep: str | os.PathLike | None = None, progress: bool = False) -> xr.Dataset:
+def run_all(
+    jobs: Sequence[Job],
+    *,
+    keep: str | os.PathLike | None = None,
+    out: str | os.PathLike | None = None,
+    workers: int | None = None,
+    side_by_side: int | None = None,
+    about: Mapping[str, Any] | None = None,
+    progress: bool = False,
+) -> xr.Dataset:
     """Does runs, but for those that have been kept, and returns all in their order; see `sweep`."""
-    by_labels = {id(job.labels): job for job in jobs}
+    if out is not None and keep is None:
+        raise ValueError("out needs keep, a folder of finished runs that it is put together from")
     archive = None if keep is None else Archive(keep)
-    finished: list[results.Finished] = []
-    if archive is not None:
-        finished += [run for job in jobs if (run := archive.load(job)) is not None]
-    known = {id(run.labels) for run in finished}
     clock = Clock()
-    interrupted = False
-    try:
-        missing = [job for job in jobs if id(job.labels) not in known]
-        for run in execute(missing, clock=clock, progress=progress):
-            finished.append(run)
-            if archive is not None:
-                archive.save(by_labels[id(run.labels)], run)
-    except KeyboardInterrupt:
-        if not finished:
-            raise
-        interrupted = True
-        warnings.warn(f"interrupted: {len(finished)} of {len(jobs)} runs had finished and are kept", stacklevel=2)
-    order = {labels: index for index, labels in enumerate(by_labels)}
-    finished.sort(key=lambda run: order[id(run.labels)])
-    for fault, found in (
-        ("were ended by an impossible decision of their policy", [r for r in finished if r.stop == Stop.BAD_DECISION]),
-        ("had no round that ended within the budget", [r for r in finished if not r.history.round_s.size]),
-    ):
-        if found:
-            warnings.warn(f"{len(found)} of {len(finished)} runs {fault}, the first: {found[0].labels}", stacklevel=2)
-    about = {"complete": int(not interrupted), "kept": len(known), **dataclasses.asdict(clock)}
-    return results.to_dataset(finished, about)
+    shelf = _Shelf(archive, in_memory=out is None)
+    with Team(None if keep is None else Path(keep)) as team:
+        for job in jobs:
+            shelf.find(job)
+            if team.size > 1 and archive is not None and not archive.keeps(job):
+                raise ValueError(
+                    f"policy {job.labels['policy']!r} calls back into Python: one process must do it alone"
+                )
+        num_kept = len(shelf)
+        interrupted = False
+        try:
+            missing = [job for job in team.part(jobs) if job not in shelf]
+            for job, run in execute(
+                missing, clock=clock, workers=workers, side_by_side=side_by_side, tick=team.check, progress=progress
+            ):
+                shelf.put(job, run)
+            shelf.wait_for(jobs, team, progress)
+        except KeyboardInterrupt:
+            if not len(shelf):
+                raise
+            interrupted = True
+            where = "" if keep is None else f" in {keep}, and the same call goes on from there"
+            warnings.warn(
+                f"interrupted: {len(shelf)} of {len(jobs)} runs had finished and are kept{where}", stacklevel=2
+            )
+        done = [job for job in jobs if job in shelf]
+        shelf.warn_of_faults(done)
+        about = {"complete": int(not interrupted), "kept": num_kept, **dataclasses.asdict(clock), **(about or {})}
+        if out is None:
+            return results.to_dataset([shelf.get(job) for job in done], about)
+        blocks = (done[start : start + _AT_HAND] for start in range(0, len(done), _AT_HAND))
+        parts = (results.to_dataset([shelf.get(job) for job in block], about, room=shelf.room) for block in blocks)
+        results.save_parts(parts, out)
+    return results.read(out)
+
+
+class _Shelf:
+    """Finished runs: in memory, or, where there are too many for that, in the archive."""
+
+    def __init__(self, archive: Archive | None, *, in_memory: bool):
+        self._archive, self._in_memory = archive, in_memory
+        self._runs: dict[Job, results.Finished | None] = {}
+        self._stops: dict[Job, Stop] = {}
+        self._num_rounds: dict[Job, int] = {}
+        self.room = (1, 1)  # rounds and devices that the largest needs
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __contains__(self, job: Job) -> bool:
+        return job in self._runs
+
+    def find(self, job: Job) -> None:
+        """Looks whether a run has been kept."""
+        if self._archive is not None and (run := self._archive.load(job)) is not None:
+            self._note(job, run, kept=True)
+
+    def put(self, job: Job, run: results.Finished) -> None:
+        self._note(job, run, kept=self._archive is not None and self._archive.save(job, run))
+
+    def get(self, job: Job) -> results.Finished:
+        run = self._runs[job]
+        if run is None:
+            assert self._archive is not None
+            run = self._archive.load(job)
+        if run is None:
+            raise RuntimeError(
+                f"a finished run is not in its folder any more: {job.labels}; start again to do it again"
+            )
+        return run
+
+    def wait_for(self, jobs: Sequence[Job], team: Team, progress: bool) -> None:
+        """Waits for the runs of other processes."""
+        with Progress(len(jobs), "runs", enabled=progress) as shown:
+            shown.begin("waiting for other processes", counts=False)
+            while missing := [job for job in jobs if job not in self]:
+                shown.update(len(self), len(self))
+                team.check()
+                time.sleep(1.0)
+                for job in missing:
+                    self.find(job)
+
+    def warn_of_faults(self, jobs: Sequence[Job]) -> None:
+        for fault, found in (
+            ("were ended by an impossible decision of their policy", self._stopped(jobs, Stop.BAD_DECISION)),
+            ("diverged: their loss became infinite or not a number", self._stopped(jobs, Stop.DIVERGED)),
+            ("had no round that ended within the budget", [job for job in jobs if not self._num_rounds[job]]),
+        ):
+            if found:
+                first = found[0]
+                warnings.warn(
+                    f"{len(found)} of {len(jobs)} runs {fault}, the first after {self._num_rounds[first]} rounds: "
+                    f"{first.labels}",
+                    stacklevel=3,
+                )
+
+    def _stopped(self, jobs: Sequence[Job], stop: Stop) -> list[Job]:
+        return [job for job in jobs if self._stops[job] == stop]
+
+    def _note(self, job: Job, run: results.Finished, *, kept: bool) -> None:
+        num_rounds, num_devices = run.history.share.shape
+        self._runs[job] = None if kept and not self._in_memory else run
+        self._stops[job], self._num_rounds[job] = run.stop, num_rounds
+        self.room = max(self.room[0], num_rounds), max(self.room[1], num_devices)
 
 
 def _policies(
@@ -194,6 +298,10 @@ def _policies(
         else:
             named.append((name, float("nan"), policies.by_name(name)))
     return named
+
+
+def _centralised(make: Callable[[], Experiment]) -> Callable[[], Experiment]:
+    return lambda: presets.centralised(make())
 
 
 def _whole(name: str, value: Any) -> int:

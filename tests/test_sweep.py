@@ -105,10 +105,10 @@ def test_numbers_are_data_and_shapes_are_not():
     )
     assert len(jobs) == (2 + 1 + 1 + 1) * 2 * 2 * 2 * 2 * 2
     groups = engine._groups(jobs)
-    assert sorted({len(group[0].experiment.data.sizes) for group in groups}) == [1, 4, 6]
+    assert sorted({len(group.jobs[0].experiment.data.sizes) for group in groups}) == [1, 4, 6]
     # Devices: 4, 6; and one trainer with so many samples as the devices of that number and distribution have in all.
     assert len(groups) == 3
-    assert sum(len(group) for group in groups) == len(jobs)
+    assert sum(len(group.jobs) for group in groups) == len(jobs)
 
 
 def test_ctrl_c_keeps_what_is_finished(monkeypatch, twenty):

@@ -2,12 +2,14 @@
 
 import csv
 import importlib.util
+import sys
 from pathlib import Path
 
+import jax
 import numpy as np
+import pandas as pd
 import pytest
 
-import fcjax
 from fcjax import data, results
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -38,8 +40,8 @@ def test_a_sweep_from_the_command_line(script, tmp_path, capsys):
     arguments = ["--policy", "pf", "my_file:loudest", "--phi", "0.1", "0.9", "--distribution", "iid"]
     assert script.main([*arguments, "--seeds", "2", "--seed", "5", "--budget", "9", "--out", "here/there"]) == 0
     out = tmp_path / "here" / "there"
-    names = ["accuracy.pdf", "accuracy.png", "histories.nc", "rounds.pdf", "rounds.png", "summary.csv"]
-    assert sorted(path.name for path in out.iterdir()) == names
+    files = {"accuracy.pdf", "accuracy.png", "histories.nc", "rounds.pdf", "rounds.png", "summary.csv", "sweep.json"}
+    assert {path.name for path in out.iterdir()} == files | {"runs"}
     with open(out / "summary.csv") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == results.SUMMARY
@@ -117,9 +119,45 @@ def test_ctrl_c_before_a_run_is_finished(script, monkeypatch, capsys):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fcjax, "sweep", interrupted)
+    monkeypatch.setattr(sys.modules["fcjax.sweep"], "run_all", interrupted)
     assert script.main([]) == 130
     assert "nothing was written" in capsys.readouterr().err
+
+
+def test_a_command_that_is_given_again_finds_its_runs(script, tmp_path, capsys):
+    arguments = ["--policy", "pf", "--seeds", "2", "--budget", "5"]
+    assert script.main(arguments) == 0
+    before = {path.name: path.read_bytes() for path in Path("out/sweep").glob("*.csv")}
+    capsys.readouterr()
+    assert script.main([*arguments, "--workers", "1"]) == 0
+    assert "2 runs, of which 2 had been kept, in" in capsys.readouterr().out
+    assert before == {path.name: path.read_bytes() for path in Path("out/sweep").glob("*.csv")}
+
+
+def test_a_folder_with_another_sweep_is_refused(script, capsys):
+    arguments = ["--policy", "pf", "--seeds", "1", "--budget", "5"]
+    assert script.main(arguments) == 0
+    before = Path("out/sweep/summary.csv").read_bytes()
+    assert script.main([*arguments, "--radius", "500"]) == 2
+    message = "out/sweep holds another sweep (radius was [600.0], is [500.0]): choose another folder with --out"
+    assert message in capsys.readouterr().err
+    note = Path("out/sweep/sweep.json")
+    note.write_text(note.read_text().replace(jax.__version__, "0.1.2"))
+    assert script.main(arguments) == 2
+    assert f"jax was 0.1.2, is {jax.__version__}" in capsys.readouterr().err
+    note.write_text("[]")
+    assert script.main(arguments) == 2
+    assert "sweep.json cannot be read" in capsys.readouterr().err
+    assert Path("out/sweep/summary.csv").read_bytes() == before
+
+
+def test_runs_that_diverge_are_counted_in_the_table(script):
+    columns = ["dataset", "policy", "distribution", "radius_m", "phi", "devices", "budget_s", "stop", "rounds"]
+    columns += ["best_accuracy", "tilde_accuracy", "final_accuracy", "mean_scheduled", "mean_round_s"]
+    rows = pd.DataFrame(
+        [["d", "pf", "l1", 600.0, 0.1, 20, 60.0, stop, 5, *[0.5] * 5] for stop in ("budget", "diverged")]
+    )
+    assert "2 (1 diverged)" in script.table(rows.set_axis(columns, axis=1))
 
 
 def test_help_has_examples(script, capsys):

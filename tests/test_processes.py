@@ -1,0 +1,187 @@
+"""Sweeps that several processes do together, and what is left of those that are ended from outside."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fcjax import processes, results
+
+FOLDER = Path(__file__).parents[1]
+
+SWEEP = """
+import os, sys
+import jax
+from fcjax import processes
+keep, index, count, port, budget_s = sys.argv[1], *map(int, sys.argv[2:5]), float(sys.argv[5])
+if count > 1:
+    jax.distributed.initialize(f"127.0.0.1:{port}", count, index, cluster_detection_method="deactivate")
+import fcjax, tiny
+processes._BEAT_S, processes._SILENT_S = 0.2, 4.0
+settings = dict(dataset=tiny.dataset(), preset=tiny.experiment, num_devices=6, seeds=7, budget_s=budget_s)
+try:
+    swept = fcjax.sweep(("fc", "pf"), **settings, keep=keep, workers=1 if count == 1 else None)
+except RuntimeError as error:
+    print(error, file=sys.stderr, flush=True)
+    os._exit(1)  # without JAX's own shutdown, which would wait for the others
+fcjax.results.save(swept, f"{keep}/of-{index}.nc")
+print("all", swept.sizes["run"])
+"""
+
+# The script on a data set that needs no download.
+SCRIPT = """
+import sys
+import console
+console.watch()
+from fcjax import data
+clouds = data.synthetic.classification(4000, 300, num_features=8, num_labels=10, spread=0.5)
+data.load = lambda name: clouds
+import sweep
+console.leave(sweep.main(sys.argv[1:]))
+"""
+
+
+def start(code, *arguments, devices=1):
+    path = os.pathsep.join(map(str, (FOLDER, FOLDER / "tests", FOLDER / "experiments")))
+    environment = os.environ | {
+        "PYTHONPATH": path,
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def wait_for(condition, process):
+    for _ in range(600):
+        if condition() or process.poll() is not None:
+            break
+        time.sleep(0.1)
+    assert condition(), process.communicate()
+
+
+def test_two_processes_of_two_devices_give_the_bits_of_one_of_one(tmp_path):
+    port = free_port()
+    both = [start(SWEEP, tmp_path / "two", index, 2, port, 3.0, devices=2) for index in range(2)]
+    alone = start(SWEEP, tmp_path / "one", 0, 1, port, 3.0)
+    for process in (*both, alone):
+        printed = process.communicate(timeout=300)
+        assert process.returncode == 0, printed
+        assert printed[0] == "all 14\n"
+    one = results.load(tmp_path / "one" / "of-0.nc")
+    for index in range(2):
+        two = results.load(tmp_path / "two" / f"of-{index}.nc")
+        for name in one.variables:
+            np.testing.assert_array_equal(one[name].values, two[name].values)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "one").glob("*.npz")}
+    assert len(files) == 14
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "two").glob("*.npz")}
+    assert not list((tmp_path / "two").glob("*.alive"))
+
+
+def test_when_one_of_two_is_killed_the_other_ends_and_a_restart_completes(tmp_path):
+    port = free_port()
+    survivor, victim = (start(SWEEP, tmp_path, index, 2, port, 60.0) for index in range(2))
+    wait_for(lambda: len(list(tmp_path.glob("*.npz"))) >= 2, victim)
+    victim.kill()
+    victim.communicate()
+    killed_at = time.monotonic()
+    _, errors = survivor.communicate(timeout=60)
+    assert time.monotonic() - killed_at < 60
+    assert survivor.returncode == 1
+    assert f"process 1 of 2 gave no sign of life for 4 s: it has ended. Finished runs are kept in {tmp_path}" in errors
+    kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.npz")}
+    assert 2 <= len(kept) < 14
+    port = free_port()
+    for process in [start(SWEEP, tmp_path, index, 2, port, 60.0) for index in range(2)]:
+        assert process.communicate(timeout=300)[0] == "all 14\n"
+    after = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.npz")}
+    assert len(after) == 14
+    assert kept.items() <= after.items(), "no run is done twice"
+
+
+@pytest.fixture
+def team_of_two(monkeypatch, tmp_path):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes, "_BEAT_S", 0.01)
+    return processes.Team(tmp_path)
+
+
+def test_parts_are_disjoint_and_complete(team_of_two):
+    other = processes.Team(Path())
+    other.index = 1
+    assert team_of_two.part(range(5)) == range(0, 5, 2)
+    assert sorted([*team_of_two.part(range(5)), *other.part(range(5))]) == list(range(5))
+
+
+def test_one_that_never_was(team_of_two, monkeypatch):
+    with team_of_two as team:
+        team.check()
+        monkeypatch.setattr(processes, "_ABSENT_S", 0.0)
+        with pytest.raises(RuntimeError, match=r"process 1 of 2 gave .* it did not begin, or does not have"):
+            team.check()
+
+
+def test_what_another_day_left_behind_is_no_sign_of_life(team_of_two, tmp_path, monkeypatch):
+    sign = tmp_path / "process-1-of-2.alive"
+    sign.write_text("old")
+    monkeypatch.setattr(processes, "_SILENT_S", 0.0)
+    with team_of_two as team:
+        team.check()
+        sign.write_text("new")
+        team.check()
+        with pytest.raises(RuntimeError, match="it has ended"):
+            team.check()
+
+
+def test_several_processes_need_a_folder(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="2 processes do this sweep together: give `keep`"):
+        processes.Team(None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_script_that_is_ended_from_outside(number, tmp_path):
+    arguments = ["--policy", "pf", "--seeds", 60, "--budget", 200, "--out", tmp_path]
+    process = start(SCRIPT, *arguments)
+    runs = tmp_path / "runs"
+    wait_for(lambda: len(list(runs.glob("[!.]*.npz"))) >= 2, process)
+    process.send_signal(number)
+    printed, errors = process.communicate(timeout=60)
+    num_kept = len(list(runs.glob("[!.]*.npz")))
+    assert 2 <= num_kept < 60
+    assert "Traceback" not in errors
+    assert f"kept in {runs}, and the same c" in errors
+    if number == signal.SIGTERM:
+        assert process.returncode == 130
+        assert f"interrupted: {num_kept} of 60 runs had finished" in errors
+        assert f"{num_kept} runs in" in printed
+    else:
+        assert process.returncode == -signal.SIGKILL
+        assert "error: this process was killed" in errors
+
+
+def test_a_cluster_that_is_not_there(tmp_path):
+    process = start(SCRIPT, "--distributed", "--processes", 2, "--out", tmp_path)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "no cluster was found" in errors
+    assert not list(tmp_path.iterdir())
