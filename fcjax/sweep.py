@@ -256,21 +256,18 @@ class _Shelf:
                     self.find(job)
 
     def warn_of_faults(self, jobs: Sequence[Job]) -> None:
-        for fault, found in (
-            ("were ended by an impossible decision of their policy", self._stopped(jobs, Stop.BAD_DECISION)),
-            ("diverged: their loss became infinite or not a number", self._stopped(jobs, Stop.DIVERGED)),
-            ("had no round that ended within the budget", [job for job in jobs if not self._num_rounds[job]]),
+        """Tells of runs that did not end as one expects, and of the first of each kind."""
+        for stop, fault in (
+            (Stop.BAD_DECISION, "were ended by an impossible decision of their policy"),
+            (Stop.DIVERGED, "diverged: their loss became infinite or not a number"),
+            (Stop.BUDGET, "had no round that ended within the budget"),
         ):
+            found = [job for job in jobs if self._stops[job] == stop]
+            if stop == Stop.BUDGET:
+                found = [job for job in found if not self._num_rounds[job]]
             if found:
-                first = found[0]
-                warnings.warn(
-                    f"{len(found)} of {len(jobs)} runs {fault}, the first after {self._num_rounds[first]} rounds: "
-                    f"{first.labels}",
-                    stacklevel=3,
-                )
-
-    def _stopped(self, jobs: Sequence[Job], stop: Stop) -> list[Job]:
-        return [job for job in jobs if self._stops[job] == stop]
+                where = f"the first after {self._num_rounds[found[0]]} rounds: {found[0].labels}"
+                warnings.warn(f"{len(found)} of {len(jobs)} runs {fault}, {where}", stacklevel=3)
 
     def _note(self, job: Job, run: results.Finished, *, kept: bool) -> None:
         num_rounds, num_devices = run.history.share.shape

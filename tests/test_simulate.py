@@ -263,6 +263,27 @@ def test_an_impossible_decision_ends_the_run():
         assert run.num_rounds == 3
 
 
+@pytest.mark.parametrize("learning_rate", [1e20, 1e38])
+def test_a_run_that_diverges_ends_with_the_last_model_that_was_one(learning_rate):
+    training = dataclasses.replace(tiny.experiment().training, learning_rate=learning_rate)
+    run = fcjax.simulate(jax.random.key(0), policies.everybody(), tiny.experiment(training=training))
+    assert run.stop == Stop.DIVERGED
+    assert run.num_rounds < 5
+    for leaf in jax.tree.leaves((run.params, run.tilde_params, run.best_accuracy)):
+        assert np.all(np.isfinite(leaf))
+    happened = jax.tree.map(lambda leaf: leaf[: run.num_rounds], run.history)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(happened))
+    assert np.all(np.isnan(run.history.loss[run.num_rounds :]))
+    # The rounds before it are those of a run that is stopped in time.
+    stopped = fcjax.simulate(
+        jax.random.key(0),
+        policies.everybody(),
+        tiny.experiment(training=training),
+        max_rounds=max(1, run.num_rounds.item()),
+    )
+    np.testing.assert_array_equal(happened.accuracy, stopped.history.accuracy[: run.num_rounds])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

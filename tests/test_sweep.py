@@ -2,12 +2,15 @@ import _thread
 import dataclasses
 import functools
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 import tiny
+import xarray as xr
 
 import fcjax
 from fcjax import engine, models, policies, results
@@ -214,3 +217,77 @@ def test_double_precision_reaches_the_workers():
     with jax.enable_x64(True):
         results_ = fcjax.sweep({"a": policies.everybody()}, **SETTINGS | {"budget_s": 2.0, "seeds": 1})
     assert results_.elapsed_s.dtype == np.float64
+
+
+def unstable(loaded, *, seed, **settings):
+    """Every third run diverges."""
+    experiment = EXPERIMENT(loaded, seed=seed, **settings)
+    learning_rate = 1e38 if seed % 3 == 1 else 0.05
+    return dataclasses.replace(
+        experiment, training=dataclasses.replace(experiment.training, learning_rate=np.float32(learning_rate))
+    )
+
+
+@pytest.mark.parametrize("side_by_side", [1, 4])
+def test_a_run_that_diverges_is_marked_and_leaves_the_others_alone(side_by_side):
+    settings = {**SETTINGS, "preset": unstable, "side_by_side": side_by_side}
+    with pytest.warns(UserWarning, match="2 of 5 runs diverged: .* the first after 0 rounds"):
+        swept = fcjax.sweep("pf", **settings | {"seeds": [0, 1, 2, 3, 4]})
+    diverged = swept.seed.values % 3 == 1
+    assert list(swept.stop.values) == ["diverged" if one else "budget" for one in diverged]
+    np.testing.assert_array_equal(swept.diverged_round, np.where(diverged, swept.rounds + 1, 0))
+    calm = fcjax.sweep("pf", **settings | {"seeds": [0, 2, 3]})
+    if side_by_side == 1:
+        np.testing.assert_array_equal(swept.loss[~diverged, : calm.sizes["round"]], calm.loss)
+    else:
+        np.testing.assert_allclose(swept.loss[~diverged, : calm.sizes["round"]], calm.loss, rtol=1e-3)
+    rows = results.summary(swept)
+    assert np.isfinite(rows.best_accuracy).all()
+    assert list(rows.diverged_round) == list(swept.diverged_round.values)
+
+
+def test_a_file_of_results_is_what_memory_would_hold(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["fcjax.sweep"], "_AT_HAND", 2)  # runs in a piece of the file
+    settings = {**SETTINGS, "seeds": 5, "distribution": ["l1", "dir0.5"], "num_devices": [4, 6]}
+    held = fcjax.sweep(("fc", "pf"), **settings)
+    read = fcjax.sweep(("fc", "pf"), **settings, keep=tmp_path / "runs", out=tmp_path / "histories.nc")
+    xr.testing.assert_equal(held, read)
+    xr.testing.assert_equal(held, results.load(tmp_path / "histories.nc"))
+    assert {name: held[name].dtype.kind for name in held} == {name: read[name].dtype.kind for name in held}
+    assert read.accuracy.attrs == held.accuracy.attrs
+    pd.testing.assert_frame_equal(results.summary(held), results.summary(read))
+    with pytest.raises(ValueError, match="out needs keep"):
+        fcjax.sweep(**SETTINGS, out=tmp_path / "other.nc")
+
+
+def test_runs_side_by_side_are_those_one_after_another():
+    one, several = (fcjax.sweep(("fc", "rd"), **SETTINGS | {"seeds": 3}, side_by_side=number) for number in (1, 4))
+    np.testing.assert_array_equal(one.scheduled, several.scheduled)
+    np.testing.assert_allclose(one.loss, several.loss, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"workers": 0}, "workers must be a whole number of 1 or more, got 0"),
+        ({"side_by_side": 1.5}, "side_by_side must be a whole number of 1 or more, got 1.5"),
+    ],
+)
+def test_bad_numbers_of_workers_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        fcjax.sweep(**SETTINGS, **changes)
+
+
+@pytest.mark.parametrize(("free", "sizes"), [(10**12, [4]), (150_000, [4, 1]), (1000, [4, 1])])
+def test_runs_side_by_side_are_no_more_than_there_is_memory_for(free, sizes, monkeypatch):
+    seen = []
+    compile_ = engine._Batch._compile
+    monkeypatch.setattr(engine._Batch, "_compile", lambda self, s: seen.append(self._num_slots) or compile_(self, s))
+    monkeypatch.setattr(engine.devices, "free_bytes", lambda device: free)
+    call = functools.partial(fcjax.sweep, "pf", **SETTINGS | {"seeds": 8}, side_by_side=4)
+    if free > 1000:
+        assert call().sizes["run"] == 8
+    else:
+        with pytest.raises(ValueError, match=r"a run needs .* GB beside the data, and 1e-06 GB are free"):
+            call()
+    assert seen == sizes
