@@ -77,9 +77,12 @@ def allocate_uploads(scheduled: Array, upload: Upload) -> Decision:
     )
 
 
+_NEVER_S = 1e25  # what takes longer does not end, and its square is within the range of float64
+
+
 def able(upload: Upload) -> Array:
     """Which devices finish at all, given enough time and bandwidth."""
-    return jnp.isfinite(upload.compute_s + upload.floor_s)
+    return upload.compute_s + upload.floor_s < _NEVER_S
 
 
 def solvable(member: Array, upload: Upload) -> tuple[Array, Upload]:

@@ -27,21 +27,26 @@ def local_drift(*, delta: ArrayLike, beta: ArrayLike, learning_rate: ArrayLike, 
     """g(tau) = delta/beta ((eta beta + 1)^tau - 1): how far tau local steps lead from tau centralised ones."""
     delta = checks.not_negative("delta", delta)
     unit_excess, eta, tau = _unit_excess(beta, learning_rate, local_steps)
-    return delta * (eta * tau + unit_excess)
+    return _times(delta, eta * tau + unit_excess)
 
 
 def mean_drift(*, delta: ArrayLike, beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike) -> Array:
     """h(tau) = delta/beta ((eta beta + 1)^tau - 1) - eta delta tau: the same for the mean of all devices' models."""
     delta = checks.not_negative("delta", delta)
     unit_excess, _, _ = _unit_excess(beta, learning_rate, local_steps)
-    return delta * unit_excess
+    return _times(delta, unit_excess)
+
+
+def _times(factor: ArrayLike, bound: Array) -> Array:
+    """Their product, 0 where the factor is, also if the bound has overflown."""
+    return jnp.where(jnp.asarray(factor) > 0, factor * bound, 0)
 
 
 def _unit_excess(beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike) -> tuple[Array, Array, Array]:
     """h(tau)/delta, without the cancellation of its terms at small eta beta; and eta and tau."""
     beta = checks.not_negative("beta", beta)
-    eta = jnp.asarray(checks.positive("learning_rate", learning_rate, ()))
-    tau = jnp.asarray(checks.not_negative("local_steps", local_steps, ()))
+    eta = jnp.asarray(checks.positive("learning_rate", learning_rate, (), low=1e-10, high=1e10))
+    tau = jnp.asarray(checks.not_negative("local_steps", local_steps, (), high=1e9))
     x = eta * beta
     # (1 + x)^tau - 1 - tau x = (tau - 1) (x l - (x - l)) + (1 + x) (exp(b) - 1 - b), l = ln(1 + x), b = (tau - 1) l:
     # for tau >= 1 neither term is negative, and for tau = 1 both are 0.
@@ -117,7 +122,8 @@ def scheduling_penalty(
         constant=constant,
     )
     n, num_devices = _num_scheduled(num_scheduled, delta)
-    return jnp.where(n > 0, (num_devices - n) / jnp.where(n > 0, n, 1) * a, jnp.inf)
+    some = (n > 0) & (n < num_devices)  # of everybody, whatever A is, also where it has overflown
+    return jnp.where(some, (num_devices - n) / jnp.where(some, n, 1) * a, jnp.where(n > 0, 0, jnp.inf))
 
 
 def convergence_bound(
@@ -140,8 +146,8 @@ def convergence_bound(
     It holds for eta <= 1/beta and tau >= 1. inf for K = 0 or n = 0. `num_scheduled` and `num_rounds` may have any
     shape, the same or one of them a scalar.
     """
-    phi = checks.positive("phi", phi, ())
-    tau = checks.within("local_steps", local_steps, lambda x: (x >= 1) & np.isfinite(x), "1 or more, and finite", ())
+    phi = checks.positive("phi", phi, (), low=1e-15, high=1e15)
+    tau = checks.within("local_steps", local_steps, lambda x: (x >= 1) & (x <= 1e9), "between 1 and 1e9", ())
     k = jnp.asarray(checks.not_negative("num_rounds", num_rounds))
     n, _ = _num_scheduled(num_scheduled, delta)
     if n.ndim and k.ndim and n.shape != k.shape:
@@ -160,7 +166,7 @@ def convergence_bound(
     h = mean_drift(
         delta=jnp.sum(weight * delta), beta=_mean("beta", beta, weight), learning_rate=learning_rate, local_steps=tau
     )
-    floor = _mean("rho", rho, weight) * h + penalty
+    floor = _times(_mean("rho", rho, weight), h) + penalty
     progress = jnp.asarray(learning_rate) * phi * tau
     half = 1 / (2 * progress * jnp.where(possible, k, 1))
     # half + sqrt(half^2 + floor/progress), in units of max(half, 1): a small phi makes the square of half overflow.
@@ -201,7 +207,7 @@ def _deltas(delta: ArrayLike) -> Array:
 def _per_device(delta: ArrayLike, num_samples: ArrayLike) -> tuple[Array, Array]:
     """The deltas and the weights D_i/D, both (M,)."""
     delta = _deltas(delta)
-    num_samples = checks.positive("num_samples", num_samples, (), delta.shape)
+    num_samples = checks.positive("num_samples", num_samples, (), delta.shape, low=1e-9, high=1e9)
     samples = jnp.broadcast_to(jnp.asarray(num_samples, delta.dtype), delta.shape)
     return delta, samples / jnp.sum(samples)
 

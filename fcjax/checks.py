@@ -1,8 +1,9 @@
 """Errors for bad input, raised before anything is computed: they name the argument, its value and what is allowed.
 
 Each check returns the value it was given, as numbers that JAX computes with as they stand: integers, lists and the like
-become floats here, because JAX would wrap integers that do not fit 32 bits. Shapes are checked always; values only
-where they are concrete, since a traced value has none to look at.
+become floats here, because JAX would wrap integers that do not fit 32 bits; so do floats of half precision, whose range
+has no room for gains and noise. Shapes are checked always; values only where they are concrete, since a traced value
+has none to look at.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ def real(name: str, value: Any, *shapes: Shape) -> Real:
     if isinstance(value, jax.Array):
         if jnp.issubdtype(value.dtype, jnp.complexfloating):
             raise ValueError(f"{name} must be real, got {value.dtype}")
-        checked = value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(float)
+        checked = value if value.dtype in (jnp.float32, jnp.float64) else value.astype(float)
     elif isinstance(value, float) and not isinstance(value, np.generic):
         checked = value
     else:
@@ -36,7 +37,7 @@ def real(name: str, value: Any, *shapes: Shape) -> Real:
             array = np.asarray(None)
         if not (jnp.issubdtype(array.dtype, jnp.integer) or jnp.issubdtype(array.dtype, jnp.floating)):
             raise ValueError(f"{name} must be a real number or an array of them, got {value!r}")
-        if jnp.issubdtype(array.dtype, jnp.integer):
+        if array.dtype not in (np.float32, np.float64):
             array = array.astype(float)
         checked = float(array) if isinstance(value, int) else jnp.asarray(array)
     if shapes and jnp.shape(checked) not in shapes:
@@ -59,16 +60,23 @@ def within(name: str, value: Any, is_allowed: Callable[[np.ndarray], np.ndarray]
     return checked
 
 
-def positive(name: str, value: Any, *shapes: Shape) -> Real:
-    return within(name, value, lambda x: (x > 0) & np.isfinite(x), "positive and finite", *shapes)
+def positive(name: str, value: Any, *shapes: Shape, low: float = 1e-30, high: float = 1e30) -> Real:
+    checked = within(name, value, lambda x: (x > 0) & np.isfinite(x), "positive and finite", *shapes)
+    return _within_reach(name, checked, low, high)
 
 
-def not_negative(name: str, value: Any, *shapes: Shape) -> Real:
-    return within(name, value, lambda x: (x >= 0) & np.isfinite(x), "zero or more, and finite", *shapes)
+def not_negative(name: str, value: Any, *shapes: Shape, low: float = 1e-30, high: float = 1e30) -> Real:
+    checked = within(name, value, lambda x: (x >= 0) & np.isfinite(x), "zero or more, and finite", *shapes)
+    return _within_reach(name, checked, low, high)
 
 
 def not_negative_or_infinite(name: str, value: Any, *shapes: Shape) -> Real:
     return within(name, value, lambda x: x >= 0, "zero or more", *shapes)
+
+
+def _within_reach(name: str, value: Real, low: float, high: float) -> Real:
+    """Real systems are far inside; outside, what is computed from a value may exceed the range of float32."""
+    return within(name, value, lambda x: (x == 0) | ((x >= low) & (x <= high)), f"between {low:g} and {high:g}")
 
 
 def num_devices(cell: Cell) -> int:
@@ -83,6 +91,8 @@ def uplink(observation: Observation, cell: Cell, *, needs_upload: bool = True) -
     """Checks what the rate of an upload depends on; where bandwidth is to be shared, there must be an upload."""
     per_device = (num_devices(cell),)
     size = positive if needs_upload else not_negative
+    for field in dataclasses.fields(cell):  # also of those that do not matter here: programs are given all of them
+        real(f"cell.{field.name}", getattr(cell, field.name), (), per_device)
     return (
         Observation(
             gain=not_negative("observation.gain", observation.gain, per_device),
@@ -90,9 +100,10 @@ def uplink(observation: Observation, cell: Cell, *, needs_upload: bool = True) -
         ),
         dataclasses.replace(
             cell,
-            bandwidth_hz=positive("cell.bandwidth_hz", cell.bandwidth_hz, ()),
-            noise_psd_w_hz=positive("cell.noise_psd_w_hz", cell.noise_psd_w_hz, ()),
-            power_w=not_negative("cell.power_w", cell.power_w, per_device),
-            upload_bits=size("cell.upload_bits", cell.upload_bits, (), per_device),
+            # Such that all products and ratios of them are within the range of float32.
+            bandwidth_hz=positive("cell.bandwidth_hz", cell.bandwidth_hz, (), low=1e-3, high=1e15),
+            noise_psd_w_hz=positive("cell.noise_psd_w_hz", cell.noise_psd_w_hz, (), low=1e-28, high=1),
+            power_w=not_negative("cell.power_w", cell.power_w, per_device, low=1e-20, high=1e6),
+            upload_bits=size("cell.upload_bits", cell.upload_bits, (), per_device, low=1e-6, high=1e20),
         ),
     )

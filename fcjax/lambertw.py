@@ -64,10 +64,9 @@ def lambertw(z: ArrayLike, branch: int = 0) -> Array:
     """
     if not isinstance(branch, int | np.integer) or isinstance(branch, bool) or branch not in (0, -1):
         raise ValueError(f"branch must be the number 0 or -1, for which W has real values, got {branch!r}")
-    z = jnp.asarray(checks.real("z", z))
-    dtype = z.dtype
-    working = dtype if dtype in (jnp.float32, jnp.float64) else jnp.float32
-    return _compiled(z.astype(working), int(branch)).astype(dtype)
+    number = jnp.asarray(checks.real("z", z))
+    given = getattr(z, "dtype", None)
+    return _compiled(number, int(branch)).astype(given if given in (jnp.float16, jnp.bfloat16) else number.dtype)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

@@ -29,7 +29,7 @@ from fcjax.types import Cell, Observation
 
 def db_to_linear(value_db: ArrayLike) -> Array:
     """The power ratio of a value in dB."""
-    return jnp.exp(jnp.asarray(value_db) * (math.log(10) / 10))
+    return jnp.exp(checks.real("a value in dB", value_db) * (math.log(10) / 10))
 
 
 def dbm_to_w(value_dbm: ArrayLike) -> Array:
@@ -49,7 +49,7 @@ def path_gain(distance_m: ArrayLike, cell: Cell) -> Array:
     distance_m = checks.not_negative("distance_m", distance_m)
     min_distance_m = checks.positive("cell.min_distance_m", cell.min_distance_m, ())
     reference_gain = checks.positive("cell.reference_gain", cell.reference_gain, ())
-    exponent = checks.not_negative("cell.path_loss_exponent", cell.path_loss_exponent, ())
+    exponent = checks.not_negative("cell.path_loss_exponent", cell.path_loss_exponent, (), high=100)
     return reference_gain * (jnp.maximum(distance_m, min_distance_m) / 1e3) ** -exponent
 
 
@@ -60,7 +60,7 @@ def fade(key: Array, cell: Cell) -> Array:
     Rician with the factor K = (1 - s)/s in between.
     """
     scatter = checks.within("cell.scatter", cell.scatter, lambda x: (x >= 0) & (x <= 1), "between 0 and 1", ())
-    shadowing_db = checks.not_negative("cell.shadowing_db", cell.shadowing_db, ())
+    shadowing_db = checks.not_negative("cell.shadowing_db", cell.shadowing_db, (), high=100)
     device_keys = keys.per_device(key, checks.num_devices(cell))
     in_phase, quadrature, shadow = jax.vmap(lambda k: jax.random.normal(k, (3,)))(device_keys).T
     scattered = scatter * (in_phase**2 + quadrature**2) / 2
@@ -75,9 +75,9 @@ def rate(share: ArrayLike, observation: Observation, cell: Cell) -> Array:
     """What each device sends over its share of the bandwidth, (M,) bit/s; 0 at share 0."""
     observation, cell = checks.uplink(observation, cell, needs_upload=False)
     share = jnp.asarray(checks.not_negative("share", share, jnp.shape(cell.power_w)))
-    safe = jnp.where(share > 0, share, 1)
+    safe = jnp.where(share > 1e-18, share, 1)  # of less, the ratio to the noise may exceed the range of float32
     bits_s = safe * cell.bandwidth_hz * jnp.log1p(_full_band_snr(observation, cell) / safe) / math.log(2)
-    return jnp.where(share > 0, bits_s, 0)
+    return jnp.where(share > 1e-18, bits_s, 0)
 
 
 def required_share(deadline_s: ArrayLike, observation: Observation, cell: Cell) -> Array:
