@@ -261,14 +261,14 @@ TARGETS: dict[str, Target] = {
     ),
     "bounds.scheduling_penalty": (
         8,
-        lambda r, m: (bounds.scheduling_penalty, (number(r, 1, m + 1),), of_bounds(r, m)),
+        lambda r, m: (bounds.scheduling_penalty, (number(r, 1, m),), of_bounds(r, m)),
         no_nan,
     ),
     "bounds.convergence_bound": (
         8,
         lambda r, m: (
             bounds.convergence_bound,
-            (number(r, 1, m + 1), number(r, 1, 1e4)),
+            (number(r, 1, m), number(r, 1, 1e4)),
             of_bounds(r, m) | {"rho": number(r, 0.1, 10), "phi": number(r, 1e-3, 10)},
         ),
         no_nan,

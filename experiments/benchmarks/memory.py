@@ -1,21 +1,26 @@
 """Peak memory of a process against the number of seeds and of devices.
 
 Each row is a process of its own that does one sweep (or one `jax.vmap` of `simulate`) of FC on MNIST, 5 simulated
-seconds long, and tells the most memory that it ever held. All seeds share one copy of the images.
+seconds long, and tells the most memory that it ever held. All seeds share one copy of the images. The rows "file" are
+whole runs, as `experiments/sweep.py` does them: kept on disk, put together into a file of results, told and drawn.
 
-    python experiments/benchmarks/memory.py      # about 5 minutes
+    python experiments/benchmarks/memory.py      # about 15 minutes
 """
 
+import contextlib
 import json
 import resource
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import report
 
 SWEEPS = ((1, 20), (10, 20), (100, 20), (1, 100), (1, 400))  # seeds, devices: 400 have the samples of a mini-batch each
 BUDGET_S = 5.0
+FILES = ((50, 20), (1000, 20))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -28,19 +33,20 @@ def main(argv: list[str] | None = None) -> None:
         return
     print(report.machine())
     rows = []
-    for how, seeds, num_devices in [*(("sweep", *sizes) for sizes in SWEEPS), ("vmap", 1, 20), ("vmap", 100, 20)]:
+    cases = [*(("sweep", *sizes) for sizes in SWEEPS), ("vmap", 1, 20), ("vmap", 100, 20)]
+    for how, seeds, num_devices in [*cases, *(("file", *sizes) for sizes in FILES)]:
         command = [sys.executable, __file__, "--case", how, str(seeds), str(num_devices)]
         row = {"how": how, "seeds": seeds, "M": num_devices}
         lines = [
             json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            for _ in range(args.repetitions)
+            for _ in range(1 if how == "file" else args.repetitions)
         ]
         lines.sort(key=lambda line: line["peak GB"])
         rows.append(row | lines[len(lines) // 2])
         print(rows[-1], flush=True)
     for row in rows:
-        one = next(first for first in rows if (first["how"], first["M"], first["seeds"]) == (row["how"], row["M"], 1))
-        row["GB above one seed"] = row["peak GB"] - one["peak GB"]
+        fewest = next(first for first in rows if (first["how"], first["M"]) == (row["how"], row["M"]))
+        row["GB above the fewest seeds"] = row["peak GB"] - fewest["peak GB"]
     draw(report.tell("memory", f"Peak memory, FC on MNIST for {BUDGET_S:g} simulated s", rows, args.out), args.out)
 
 
@@ -65,7 +71,14 @@ def measure(how: str, seeds: int, num_devices: int) -> dict[str, float]:
     import fcjax
 
     start = time.monotonic()
-    if how == "sweep":
+    if how == "file":
+        with tempfile.TemporaryDirectory() as folder:
+            sys.path.insert(0, str(Path(__file__).parents[1]))
+            import sweep
+
+            with contextlib.redirect_stdout(sys.stderr):
+                sweep.main(["--seeds", str(seeds), "--devices", str(num_devices), "--out", folder])
+    elif how == "sweep":
         fcjax.sweep("fc", distribution="iid", seeds=seeds, num_devices=num_devices, budget_s=BUDGET_S)
     else:
         experiment = fcjax.presets.shi2020("mnist", distribution="iid", num_devices=num_devices, budget_s=BUDGET_S)

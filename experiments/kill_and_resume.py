@@ -1,0 +1,93 @@
+"""Kills a sweep at random moments, lets it go on, and checks that nothing is lost, changed or done twice.
+
+A sweep is done once without a disturbance. Then, again and again, in a folder of its own: it is started, killed by
+SIGKILL at a moment drawn from its whole duration, and started again to its end. Its results must be the same to the
+last byte, and runs that were there when it was killed must not have been touched since.
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SCRIPT = Path(__file__).parent / "sweep.py"
+OPTIONS = ["--policy", "fc", "rd", "--distribution", "l1", "iid", "--seeds", "3", "--budget", "15"]
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(
+        description=__doc__,
+        epilog="example:\n  python experiments/kill_and_resume.py --kills 20",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("--kills", type=int, default=20, metavar="N", help="how often (default: 20)")
+    p.add_argument("--seed", type=int, default=0, help="of the moments (default: 0)")
+    args = p.parse_args()
+    draw = random.Random(args.seed)
+    faults = 0
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder, "whole")
+        sweep(whole)  # compiles, for all that follow
+        before = time.monotonic()
+        sweep(Path(folder, "timed"))
+        duration_s = time.monotonic() - before
+        num_runs = len(runs(whole))
+        print(f"{' '.join(OPTIONS)}: {num_runs} runs, {duration_s:.1f} s without a disturbance", flush=True)
+        for number in range(args.kills):
+            out = Path(folder, f"killed-{number}")
+            after_s = draw.uniform(0, duration_s)
+            kept = killed(out, after_s)
+            sweep(out)
+            wrong = compare(whole, out, kept)
+            faults += bool(wrong)
+            verdict = "; ".join(wrong) or "the rest was done, and all is the same"
+            print(f"killed after {after_s:.1f} s with {len(kept)} of {num_runs} runs finished: {verdict}", flush=True)
+    print(f"{args.kills} kills with seed {args.seed}: {faults} faults")
+    return 1 if faults else 0
+
+
+def sweep(out: Path) -> None:
+    subprocess.run([sys.executable, SCRIPT, *OPTIONS, "--out", out], check=True, capture_output=True)
+
+
+def killed(out: Path, after_s: float) -> dict[str, int]:
+    """The runs that were finished when a sweep was killed, and when they were written."""
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, *OPTIONS, "--out", out], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        process.wait(after_s)
+    except subprocess.TimeoutExpired:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    return runs(out)
+
+
+def runs(out: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in (out / "runs").glob("[!.]*.npz")}
+
+
+def compare(whole: Path, out: Path, kept: dict[str, int]) -> list[str]:
+    wrong = [
+        f"{path.relative_to(whole)} differs"
+        for path in [
+            whole / "summary.csv",
+            whole / "accuracy.png",
+            whole / "rounds.png",
+            *(whole / "runs").glob("*.npz"),
+        ]
+        if not (out / path.relative_to(whole)).exists()
+        or path.read_bytes() != (out / path.relative_to(whole)).read_bytes()
+    ]
+    now = runs(out)
+    wrong += [f"run {name} was done twice" for name, written in kept.items() if now.get(name) != written]
+    return wrong + ([f"{len(now)} runs in all"] if len(now) != len(runs(whole)) else [])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
