@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+import fcjax
 from fcjax.data import DataError, fetch, known, load, prepared, store
 from fcjax.data.__main__ import main
 
@@ -304,3 +305,10 @@ def test_idx_files_are_read_as_their_format_says(small_mnist, tmp_path):
     (tmp_path / "other.gz").write_bytes(gzip.compress(b"nothing like it"))
     with pytest.raises(fetch.SourceError, match=r"other.gz is not an idx file"):
         known.read_idx(tmp_path / "other.gz")
+
+
+@pytest.mark.parametrize("name", ["../mnist", "/etc", "", "mnist/../../x", "a b", None, "mnist\n"])
+def test_a_name_is_no_path(name, tmp_path):
+    with pytest.raises(ValueError, match="the name of a data set must be a word"):
+        fcjax.data.load(name, tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -7,6 +7,7 @@ decoded copy of either is kept in the cache, so that the next load is fast.
 """
 
 import os
+import re
 import tarfile
 import tempfile
 import warnings
@@ -38,6 +39,8 @@ def load(name: str, cache_dir: str | os.PathLike | None = None) -> Dataset:
       ValueError: if there is no data set of that name.
       DataError: if no source delivered it.
     """
+    if not isinstance(name, str) or not re.fullmatch(r"\w+(/\w[\w.-]*)?", name):  # it becomes a path
+        raise ValueError(f"the name of a data set must be a word, such as {', '.join(known.NAMES)}, got {name!r}")
     cache = store.cache_folder(cache_dir)
     own = prepared.find(prepared.tfds_folder() / name)
     origin = prepared.fingerprint(own) if own else "fcjax"
