@@ -37,7 +37,10 @@ class Archive:
 
     def __init__(self, folder: str | os.PathLike):
         self._folder = Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"runs cannot be kept in {folder}: {error.strerror}") from error
         self._fingerprint = _Fingerprints()
         self._paths: dict[Job, Path | None] = {}
         for part in self._folder.glob(".*.npz"):  # of a process that was killed while it wrote
@@ -76,7 +79,13 @@ class Archive:
             "stop": np.array(int(run.stop)),
             "labels": np.array(json.dumps(job.labels)),  # for whoever looks into the file
         }
-        results.write_whole(path, lambda part: np.savez(part, **arrays))
+        try:
+            results.write_whole(path, lambda part: np.savez(part, **arrays))
+        except OSError as error:  # such as a full disk
+            raise OSError(
+                f"a run cannot be kept in {self._folder}: {error.strerror}; those that are there stay, and when it "
+                "can, the same call goes on from them"
+            ) from error
         return True
 
     def _path(self, job: Job) -> Path | None:

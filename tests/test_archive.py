@@ -1,9 +1,12 @@
+import errno
 import functools
 import itertools
 import json
 import os
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -188,3 +191,54 @@ def test_another_process_has_the_same():
     script = "import test_archive as t; print(*(t.fingerprint(job) for job in t.jobs(['fc', 'as-l'], seeds=1)))"
     told = {subprocess.check_output([sys.executable, "-c", script], cwd="tests", text=True) for _ in range(2)}
     assert told == {" ".join(fingerprint(job) for job in jobs(["fc", "as-l"], seeds=1)) + "\n"}
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_a_disk_that_is_full(tmp_path, monkeypatch):
+    """The first two runs find room."""
+    calls = itertools.count()
+    savez = np.savez
+
+    def full(part, **arrays):
+        if next(calls) > 1:
+            Path(part).write_bytes(b"half a file")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        savez(part, **arrays)
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(OSError, match=f"a run cannot be kept in {tmp_path}: No space left on device; those that are"):
+        run_all(jobs(), keep=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    monkeypatch.undo()
+    assert run_all(jobs(), keep=tmp_path).kept == 2
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"runs cannot be kept in .*file/runs: Not a directory"):
+        run_all(jobs(), keep=tmp_path / "file" / "runs")
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_whatever_bit_is_flipped_is_noticed_or_does_not_matter(tmp_path):
+    (job,) = jobs("fc", seeds=1)
+    run_all([job], keep=tmp_path)
+    kept = archive.Archive(tmp_path)
+    whole = kept.load(job)
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    rng = np.random.default_rng(0)
+    noticed = 0
+    for position in rng.choice(len(content), 400, replace=False):
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << rng.integers(8)
+        path.write_bytes(damaged)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            read = kept.load(job)
+        noticed += read is None
+        if read is not None:
+            pairs = zip(jax.tree.leaves(read.history), jax.tree.leaves(whole.history), strict=True)
+            assert all(np.array_equal(one, other, equal_nan=one.dtype.kind == "f") for one, other in pairs)
+            assert (read.start_loss, read.stop) == (whole.start_loss, whole.stop)
+    assert noticed > 100
