@@ -6,8 +6,9 @@ import signal
 import sys
 import tempfile
 import threading
+import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -53,9 +54,19 @@ def leave(code: int) -> NoReturn:
     """Ends the process at once: after Ctrl-C a compilation may still be under way, and nobody waits for it."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if _witness is not None:
-        os.write(_witness, _AS_USUAL)
+    _to_witness(_AS_USUAL)
     os._exit(code)
+
+
+def run(main: Callable[[], int]) -> int:
+    """The exit code of a script, also of one that fails."""
+    try:
+        return main()
+    except SystemExit as end:  # argparse's
+        return end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
 
 
 _witness: int | None = None
@@ -88,8 +99,13 @@ def watch() -> None:
 
 def last_words(words: str) -> None:
     """What is printed if this process is killed."""
+    _to_witness(b"\n" + words.encode())
+
+
+def _to_witness(words: bytes) -> None:
     if _witness is not None:
-        os.write(_witness, b"\n" + words.encode())
+        with contextlib.suppress(OSError):  # it has been killed
+            os.write(_witness, words)
 
 
 def end_in_order() -> None:

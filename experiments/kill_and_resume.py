@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import xarray as xr
+
 SCRIPT = Path(__file__).parent / "sweep.py"
 OPTIONS = ["--policy", "fc", "rd", "--distribution", "l1", "iid", "--seeds", "3", "--budget", "15"]
 
@@ -84,6 +86,9 @@ def compare(whole: Path, out: Path, kept: dict[str, int]) -> list[str]:
         if not (out / path.relative_to(whole)).exists()
         or path.read_bytes() != (out / path.relative_to(whole)).read_bytes()
     ]
+    one, other = (xr.open_dataset(folder / "histories.nc") for folder in (whole, out))
+    if not one.equals(other):
+        wrong.append("histories.nc differs")
     now = runs(out)
     wrong += [f"run {name} was done twice" for name, written in kept.items() if now.get(name) != written]
     return wrong + ([f"{len(now)} runs in all"] if len(now) != len(runs(whole)) else [])

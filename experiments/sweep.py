@@ -12,22 +12,22 @@ and mini-batches. Writes to OUT
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
 
-from console import as_text, check_writable, end_in_order, last_words, leave, warnings_as_lines, watch
+from console import as_text, check_writable, end_in_order, last_words, leave, run, warnings_as_lines, watch
 
 EXAMPLES = """examples:
   python experiments/sweep.py --phi 0.05
-  python experiments/sweep.py --policy fc rd pf cs-l cs-h as-l as-h --distribution l1 l2 iid
-  python experiments/sweep.py --phi 0.005 0.05 0.5 5 --radius 200 600 1000 --seeds 3
-  python experiments/sweep.py --dataset cifar10 --policy fc fixed-5 fixed-10 --distribution l2
-  python experiments/sweep.py --policy fc my_file:my_policy     # your own, from my_file.py
-  srun python experiments/sweep.py --seeds 1000 --distributed   # on all nodes of a Slurm job
+  python experiments/sweep.py --policy fc rd pf cs-l cs-h as-l as-h --distribution l1 l2 iid --out out/all
+  python experiments/sweep.py --phi 0.005 0.05 0.5 5 --radius 200 600 1000 --seeds 3 --out out/phi
+  python experiments/sweep.py --dataset cifar10 --policy fc fixed-5 fixed-10 --distribution l2 --out out/cifar10
+  python experiments/sweep.py --policy fc my_file:my_policy --out out/mine     # your own, from my_file.py
+  srun python experiments/sweep.py --seeds 1000 --out out/1000 --distributed   # on all nodes of a Slurm job
 """
 
 
@@ -96,14 +96,16 @@ def main(argv: list[str] | None = None) -> int:
         check_writable(args.out)
         last_words(f"this process was killed, or ended by JAX because another one of the sweep is gone: {again}")
         import fcjax  # after --help and the cheapest errors: it takes seconds
+        from fcjax.results import remove_abandoned
         from fcjax.sweep import plan, run_all
 
         process = join(args)
         claim = Claim(args)
         claim.check()
+        remove_abandoned(args.out)
         fcjax.devices.keep_programs()
         command = shlex.join(["python", "experiments/sweep.py", *(sys.argv[1:] if argv is None else argv)])
-        with warnings_as_lines(), tempfile.TemporaryDirectory() as elsewhere:
+        with warnings_as_lines():
             jobs = plan(
                 args.policy,
                 dataset=args.dataset,
@@ -119,36 +121,44 @@ def main(argv: list[str] | None = None) -> int:
             results = run_all(
                 jobs,
                 keep=args.out / "runs",
-                # The first process writes the results; the others need not.
-                out=(Path(elsewhere) if process else args.out) / "histories.nc",
+                out=args.out / "histories.nc",
                 workers=args.workers,
                 side_by_side=args.side_by_side,
                 about={"command": command},
                 progress=True,
             )
+        code = 0 if results.complete else 130
+        if process == 0:
+            code = tell(results, args.out, start) or code
+        elif results.complete:
+            print(f"process {process}: all {results.sizes['run']} runs are there; process 0 tells the results")
+        if results.complete:
+            part()
+        return code
     except (ValueError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted before a run was finished: nothing was written", file=sys.stderr)
+        finished = any((args.out / "runs").glob("[!.]*.npz"))
+        print(f"interrupted; {again if finished else 'no run had finished'}", file=sys.stderr)
         return 130
-    if process:
-        print(f"process {process}: all {results.sizes['run']} runs are there; process 0 writes the results")
-        return 0 if results.complete else 130
+
+
+def tell(results, out: Path, start: float) -> int:
+    """Writes and prints what came of a sweep, and returns the exit code."""
     try:
-        summary = write(results, args.out)
+        summary = write(results, out)
     except OSError as error:
-        print(f"error: the results could not be written: {error}; {again}", file=sys.stderr)
-        return 2
+        raise OSError(f"the results could not be written: {error}; finished runs are kept in {out / 'runs'}") from error
     print(table(summary))
     spent = f"compiling {results.compile_s:.1f} s, running {results.run_s:.1f} s"
     kept = f", of which {results.kept} had been kept," if results.kept else ""
-    print(f"\n{len(summary)} runs{kept} in {time.monotonic() - start:.1f} s ({spent}); written to {args.out}/")
+    print(f"\n{len(summary)} runs{kept} in {time.monotonic() - start:.1f} s ({spent}); written to {out}/")
     bad = summary[results.stop.values == "bad_decision"]
     if len(bad):
         print(f"error: impossible decisions ended these runs early:\n{bad.to_string(index=False)}", file=sys.stderr)
         return 2
-    return 0 if results.complete else 130
+    return 0
 
 
 # What has no say in the results, or not in what they are results of.
@@ -162,16 +172,27 @@ def join(args: argparse.Namespace) -> int:
     told = {"coordinator_address": args.coordinator, "num_processes": args.processes, "process_id": args.process}
     if not args.distributed and all(value is None for value in told.values()):
         return 0
-    # SIGTERM stays with us.
-    jax.config.update("jax_enable_preemption_service", False)
+    if args.coordinator is not None and not re.fullmatch(r".+:\d+", args.coordinator):
+        raise ValueError(f"--coordinator must be HOST:PORT, got {args.coordinator}")
+    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM stays with us
     try:
         jax.distributed.initialize(**told)
     except ValueError as error:
         raise ValueError(
             f"no cluster was found ({error}): give --coordinator HOST:PORT, --processes N and --process I, or start it "
-            "by Slurm, Kubernetes or MPI"
+            "by Slurm, Kubernetes or Open MPI"
         ) from error
     return jax.process_index()
+
+
+def part() -> None:
+    """Waits for the other processes, which JAX would end if the first were gone before them."""
+    import jax
+
+    try:
+        jax.distributed.shutdown()
+    except RuntimeError as error:
+        print(f"warning: the results are complete, but not all processes ended in order: {error}", file=sys.stderr)
 
 
 class Claim:
@@ -180,13 +201,15 @@ class Claim:
     def __init__(self, args: argparse.Namespace):
         from fcjax.results import provenance
 
+        versions = json.loads(provenance()["versions"])
         settings = {name: value for name, value in vars(args).items() if name not in _HOW}
-        self._this = {"settings": settings, "versions": json.loads(provenance()["versions"])}
+        self._this = {"settings": settings, "versions": {name: versions[name] for name in ("fcjax", "jax", "jaxlib")}}
         self._out, self._path = args.out, args.out / "sweep.json"
 
     def check(self) -> None:
-        """Raises ValueError if OUT holds another sweep."""
-        if not self._path.exists():
+        """Raises ValueError if OUT holds another sweep; this one with fewer seeds is not another."""
+        held = any((self._out / "runs").glob("[!.]*.npz")) or (self._out / "summary.csv").exists()
+        if not held or not self._path.exists():
             return
         try:
             other = json.loads(self._path.read_text())
@@ -194,7 +217,7 @@ class Claim:
                 f"{name} was {other[part].get(name)}, is {this.get(name)}"
                 for part, this in self._this.items()
                 for name in this | other[part]
-                if other[part].get(name) != this.get(name)
+                if other[part].get(name) != this.get(name) and not (name == "seeds" and other[part][name] < this[name])
             ]
         except (ValueError, TypeError, KeyError, AttributeError):
             changes = [f"{self._path} cannot be read"]
@@ -207,7 +230,9 @@ class Claim:
     def write(self) -> None:
         from fcjax.results import write_whole
 
-        write_whole(self._path, lambda part: Path(part).write_text(json.dumps(self._this, indent=1) + "\n"))
+        text = json.dumps(self._this, indent=1) + "\n"
+        if not self._path.exists() or self._path.read_text() != text:
+            write_whole(self._path, lambda part: Path(part).write_text(text))
 
 
 def write(results, out: Path):
@@ -259,7 +284,4 @@ def table(rows) -> str:
 
 if __name__ == "__main__":
     watch()
-    code = main()
-    if "jax" in sys.modules and code == 0:
-        sys.modules["jax"].distributed.shutdown()  # not before the others
-    leave(code)
+    leave(run(main))

@@ -12,9 +12,8 @@ import hashlib
 import json
 import os
 import re
-import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,6 @@ from fcjax.experiment import Experiment
 from fcjax.rounds import Record, Stop
 from fcjax.simulate import advance, begin
 
-_ABANDONED_S = 3600.0  # after which a file that is being written is nobody's any more
-
 
 class Archive:
     """A folder of finished runs, a file for each."""
@@ -43,13 +40,15 @@ class Archive:
             raise OSError(f"runs cannot be kept in {folder}: {error.strerror}") from error
         self._fingerprint = _Fingerprints()
         self._paths: dict[Job, Path | None] = {}
-        for part in self._folder.glob(".*.npz"):  # of a process that was killed while it wrote
-            if time.time() - part.stat().st_mtime > _ABANDONED_S:
-                part.unlink(missing_ok=True)
+        results.remove_abandoned(self._folder)
 
-    def keeps(self, job: Job) -> bool:
-        """Whether it is a run that can be kept."""
-        return self._path(job) is not None
+    def digest(self, jobs: Sequence[Job]) -> str:
+        """A word for all these runs together; ValueError if one of them cannot be kept."""
+        for job in jobs:
+            if self._path(job) is None:
+                name = job.labels["policy"]
+                raise ValueError(f"policy {name!r} calls back into Python: one process has to do its runs alone")
+        return hashlib.sha256(" ".join(getattr(self._path(job), "name", "") for job in jobs).encode()).hexdigest()[:16]
 
     def load(self, job: Job) -> results.Finished | None:
         """The run that has been kept, if it has."""
@@ -114,9 +113,9 @@ class _Fingerprints:
         experiment = job.experiment
         state = job.policy.init(experiment.cell)
         program = _program(job.policy.select, experiment, state)
-        if re.search(r"custom_call @xla\w*callback", program):
+        if program is None:
             return None
-        digest = hashlib.sha256(program.encode())
+        digest = hashlib.sha256(program)
         leaves = jax.tree.leaves((experiment, state, job.labels["seed"]))
         self._known = {id(leaf): self._known.get(id(leaf)) or (leaf, _digest(leaf)) for leaf in leaves}
         for leaf in leaves:
@@ -130,24 +129,27 @@ def _digest(leaf: Any) -> bytes:
     return hashlib.sha256(about + np.ascontiguousarray(array).tobytes()).digest()
 
 
-def _program(select: Callable, experiment: Experiment, state: Any) -> str:
-    """The versions and the text of the program that does a run, without its numbers."""
+def _program(select: Callable, experiment: Experiment, state: Any) -> bytes | None:
+    """A digest of the versions and of the program that does a run, without its numbers; None if it calls Python."""
     # How many samples a device has room for has no say in what is drawn.
     indices = np.broadcast_to(np.int32(0), (len(experiment.data.sizes), len(experiment.data.y)))
     experiment = dataclasses.replace(experiment, data=experiment.data._replace(indices=indices))
     leaves, structure = jax.tree.flatten((experiment, state))
     shapes = tuple(jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    return _text(select, structure, shapes, jax.default_backend(), str(jnp.result_type(float)))
+    return _digest_of_program(select, structure, shapes, jax.default_backend(), str(jnp.result_type(float)))
 
 
 @functools.lru_cache(maxsize=256)
-def _text(select: Callable, structure: Any, shapes: tuple, backend: str, number: str) -> str:
+def _digest_of_program(select: Callable, structure: Any, shapes: tuple, backend: str, number: str) -> bytes | None:
     def run(key, leaves):
         experiment, state = jax.tree.unflatten(structure, leaves)
         return advance(key, begin(key, state, experiment), experiment, select, max_rounds=1)
 
     lowered = jax.jit(run).lower(jax.random.key(0), shapes)
-    return f"{jax.__version__} {jaxlib.__version__} {backend} {number}\n{lowered.as_text()}"
+    text = lowered.as_text()
+    if re.search(r"custom_call @xla\w*callback", text):
+        return None
+    return hashlib.sha256(f"{jax.__version__} {jaxlib.__version__} {backend} {number}\n{text}".encode()).digest()
 
 
 def _as_numbers(leaf: Any) -> Any:

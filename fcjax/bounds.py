@@ -38,8 +38,9 @@ def mean_drift(*, delta: ArrayLike, beta: ArrayLike, learning_rate: ArrayLike, l
 
 
 def _times(factor: ArrayLike, bound: Array) -> Array:
-    """Their product, 0 where the factor is, also if the bound has overflown."""
-    return jnp.where(jnp.asarray(factor) > 0, factor * bound, 0)
+    """Their product, also where the factor is 0 and the bound has overflown: 0."""
+    factor = jnp.asarray(factor)
+    return factor * jnp.where((factor == 0) & jnp.isinf(bound), 0, bound)
 
 
 def _unit_excess(beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike) -> tuple[Array, Array, Array]:
@@ -122,8 +123,7 @@ def scheduling_penalty(
         constant=constant,
     )
     n, num_devices = _num_scheduled(num_scheduled, delta)
-    some = (n > 0) & (n < num_devices)  # of everybody, whatever A is, also where it has overflown
-    return jnp.where(some, (num_devices - n) / jnp.where(some, n, 1) * a, jnp.where(n > 0, 0, jnp.inf))
+    return jnp.where(n > 0, _times((num_devices - n) / jnp.where(n > 0, n, 1), a), jnp.inf)
 
 
 def convergence_bound(

@@ -56,7 +56,7 @@ def free_bytes(device: jax.Device) -> int | None:
         stats = device.memory_stats() or {}
         free = stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else None
     else:
-        free = min(filter(None, (_available(), _left_by_limit())), default=None)
+        free = min((size for size in (_available(), *_left_by_limits()) if size is not None), default=None)
     return None if free is None else int(_USED * free)
 
 
@@ -67,12 +67,21 @@ def _available() -> int | None:
     return None
 
 
-def _left_by_limit() -> int | None:
-    """What the control group of a job on a cluster leaves, if it has a limit."""
+def _left_by_limits() -> Iterator[int]:
+    """What the control groups of this process leave, as a job on a cluster has them, beside caches of files."""
     with contextlib.suppress(OSError, ValueError):
-        limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
-        return limit - used
-    return None
+        lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+        roots = {"": ("/sys/fs/cgroup", "memory.max", "memory.current", "file")}
+        roots["memory"] = ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "cache")
+        for _, controller, path in lines:
+            if controller not in roots:
+                continue
+            root, limit, used, cached = roots[controller]
+            for folder in (Path(root + path), *Path(root + path).parents):
+                with contextlib.suppress(OSError, ValueError, StopIteration):
+                    stat = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                    files = next(int(size) for name, size in stat if name == cached)
+                    yield int((folder / limit).read_text()) - int((folder / used).read_text()) + files
 
 
 @functools.cache

@@ -15,6 +15,7 @@ import functools
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -230,16 +231,15 @@ class _Batch:
         # The shared arrays are there already. The cores of a CPU have one memory in common.
         per_run = for_slots / self._num_slots
         at_a_time = int(free / per_run) // (1 if devices.is_accelerated() else len(self.workers))
-        if at_a_time < 1 and self._num_slots > 1:
-            return 1
-        if at_a_time < 1 and not devices.is_accelerated() and (fewer := int(free / per_run)) > 0:
-            self.workers, at_a_time = self.workers[:fewer], 1
-        if at_a_time < 1:
-            raise ValueError(
-                f"a run needs {per_run / 1e9:.2g} GB beside the data, and {free / 1e9:.2g} GB are free: take a smaller "
-                "model, smaller batches, or a machine with more memory"
-            )
-        return min(at_a_time, self._num_slots)
+        if at_a_time < 1 and self._num_slots == 1:
+            if not devices.is_accelerated():
+                self.workers = self.workers[: max(1, int(free / per_run))]
+            if devices.is_accelerated() or per_run > free:
+                warnings.warn(
+                    f"a run needs {per_run / 1e9:.2g} GB beside the data, and {free / 1e9:.2g} GB are free",
+                    stacklevel=2,
+                )
+        return max(1, min(at_a_time, self._num_slots))
 
     def work(self, device: Any, waiting: queue.SimpleQueue, news: queue.SimpleQueue, stop: threading.Event) -> None:
         """Puts one run after another through the slots of a worker, and tells how far they are."""

@@ -1,16 +1,18 @@
 """Several processes, on one machine or many, that do a sweep together: each a part of the runs, kept in one folder.
 
 Which process does what follows from their number alone. Nothing is sent between them: each finds the runs of the others
-in the folder, and there also sees that they are alive, so that none waits for one that is not.
+in the folder. There each also gives signs of life, which tell what it does, so that none waits for one that is not
+there, or that does something else.
 """
 
 import contextlib
+import enum
 import threading
 import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 
@@ -19,6 +21,30 @@ T = TypeVar("T")
 _BEAT_S = 3.0  # between two signs of life
 _SILENT_S = 40.0  # after which a process that was seen is taken for dead
 _ABSENT_S = 300.0  # after which one that never was is: it may still load data
+_UNSEEN_S = 120.0  # until what another process has written is seen here: network file systems remember for a minute
+
+
+class Does(enum.StrEnum):
+    WORK = "works"
+    WAIT = "waits"  # its own runs are in the folder
+    REST = "rests"  # it has seen all runs, and what it writes is written
+
+
+class _Sign(NamedTuple):
+    text: str  # a word that is never the same twice, the task, and what is done
+    since: float
+    is_new: bool = False  # not what was left behind by a process of another day
+
+    @property
+    def task(self) -> str:
+        return self.text.split()[1] if self.is_new else _NONE
+
+    @property
+    def does(self) -> str:
+        return self.text.split()[2] if self.is_new else ""
+
+
+_NONE = "-"
 
 
 class Team:
@@ -31,55 +57,101 @@ class Team:
                 f"{self.size} processes do this sweep together: give `keep`, a folder that all of them have in common"
             )
         self._folder = folder
-        self._signs = {index: ("", time.monotonic(), False) for index in self._others()}  # what, since when, ever new
+        self._task = _NONE
+        self._does = Does.WORK
+        self._signs: dict[int, _Sign] = {}
+        self._looked_at = 0.0
+        self._common_at: dict[int, float] = {}  # when each of the others was last known to do the same
         self._left = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> "Team":
         if self.size > 1:
-            for index in self._others():  # what was left behind by those of another day
-                self._signs[index] = self._read(index), time.monotonic(), False
-            threading.Thread(target=self._beat, daemon=True).start()
+            self._signs = {
+                index: _Sign(self._read(index), time.monotonic()) for index in range(self.size) if index != self.index
+            }
+            self._common_at = dict.fromkeys(self._signs, time.monotonic())
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._left.set()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def part(self, everything: Sequence[T]) -> Sequence[T]:
         """What of it falls to this process."""
         return everything[self.index :: self.size]
 
+    def begin(self, task: str) -> None:
+        """Tells the others what is done together, by a word that is the same for all."""
+        self._task = task
+
+    def tell(self, does: Does) -> None:
+        """Tells the others what this process does."""
+        self._does = does
+        if self.size > 1:
+            self._write()
+
+    def does(self, index: int) -> str:
+        """What another process does for the common task, by its last sign of life."""
+        self._look()
+        sign = self._signs[index]
+        return sign.does if sign.task == self._task else ""
+
     def check(self) -> None:
-        """Raises RuntimeError if one of the others is not there any more."""
-        now = time.monotonic()
-        for index, (known, since, seen) in self._signs.items():
-            if (sign := self._read(index)) != known:
-                self._signs[index] = sign, now, True
-            elif now - since > (_SILENT_S if seen else _ABSENT_S):
-                why = (
-                    "it has ended" if seen else f"it did not begin, or does not have {self._folder} in common with this"
-                )
+        """Raises RuntimeError if one of the others is not there any more, or does something else.
+
+        It may be called often, and looks now and then.
+        """
+        if self.size == 1 or time.monotonic() - self._looked_at < _BEAT_S:
+            return
+        self._look()
+        for index, sign in self._signs.items():
+            who = f"process {index} of {self.size}"
+            foreign_s = self._looked_at - self._common_at[index]
+            if foreign_s > {Does.WORK: 2 * _BEAT_S, Does.WAIT: _UNSEEN_S}.get(Does(sign.does or Does.REST), _ABSENT_S):
                 raise RuntimeError(
-                    f"process {index} of {self.size} gave no sign of life for {now - since:.0f} s: {why}. Finished "
-                    f"runs are kept in {self._folder}; start all processes again, and they go on with what is missing"
+                    f"{who} does another sweep than this one, or has another version of JAX, fcjax or a policy: start "
+                    "all with the same command, in the same environment"
+                )
+            silent_s = time.monotonic() - sign.since
+            if not sign.is_new:
+                limit_s, why = _ABSENT_S, f"it did not begin, or does not have {self._folder} in common with this one"
+            elif sign.does == Does.REST:
+                limit_s, why = _UNSEEN_S, f"it has finished, but not all of its runs can be seen in {self._folder}"
+            else:
+                limit_s, why = _SILENT_S, "it has ended"
+            if silent_s > limit_s:
+                raise RuntimeError(
+                    f"{who} gave no sign of life for {silent_s:.0f} s: {why}. Finished runs are kept in "
+                    f"{self._folder}; start all processes again, and they go on with what is missing"
                 )
 
-    def _others(self) -> list[int]:
-        return [index for index in range(self.size) if index != self.index]
+    def _look(self) -> None:
+        now = self._looked_at = time.monotonic()
+        for index, sign in self._signs.items():
+            text = self._read(index)
+            if text and text != sign.text:
+                self._signs[index] = sign = _Sign(text, now, is_new=True)
+            if _NONE in (sign.task, self._task) or sign.task == self._task:
+                self._common_at[index] = now
 
     def _path(self, index: int) -> Path:
         assert self._folder is not None
-        return self._folder / f"process-{index}-of-{self.size}.alive"
+        return self._folder / f".process-{index}-of-{self.size}"
 
     def _read(self, index: int) -> str:
-        try:
-            return self._path(index).read_text()
-        except OSError:
-            return ""
+        """The last sign of a process; nothing if there is none, or half of one."""
+        with contextlib.suppress(OSError):
+            text = self._path(index).read_text()
+            return text if len(text.split()) == 3 else ""
+        return ""
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk is told where a run cannot be kept
+            self._path(self.index).write_text(f"{uuid.uuid4().hex} {self._task} {self._does}")
 
     def _beat(self) -> None:
-        while True:
-            with contextlib.suppress(OSError):  # a full disk is told where a run cannot be kept
-                self._path(self.index).write_text(uuid.uuid4().hex)
-            if self._left.wait(_BEAT_S):
-                self._path(self.index).unlink(missing_ok=True)
-                return
+        while not self._left.wait(_BEAT_S):
+            self._write()

@@ -8,13 +8,16 @@ of `run`; histories are (run, round) or (run, round, device), and NaN where a ru
     results.accuracy.where(results.policy == "fc", drop=True)
 """
 
+import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import os
 import platform
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,6 +131,15 @@ def to_dataset(
 
 def summary(dataset: xr.Dataset) -> pd.DataFrame:
     """A row for each run, with the columns `SUMMARY`; accuracies are fractions."""
+    starts = range(0, dataset.sizes["run"], _AT_A_TIME)  # of a file, little is in memory at a time
+    parts = [_summary(dataset.isel(run=slice(start, start + _AT_A_TIME))) for start in starts]
+    return pd.concat(parts, ignore_index=True)
+
+
+_AT_A_TIME = 64
+
+
+def _summary(dataset: xr.Dataset) -> pd.DataFrame:
     happened = dataset.round_s.notnull()
     any_round = dataset.rounds > 0
     last = (dataset.rounds - 1).clip(min=0)
@@ -160,6 +172,7 @@ def provenance() -> dict[str, str]:
     }
 
 
+@functools.cache
 def _revision() -> str:
     """The git revision of the package's folder, with "+" if there are changes beside it."""
     folder = Path(__file__).parent
@@ -185,7 +198,7 @@ def save_parts(parts: Iterable[xr.Dataset], path: str | os.PathLike) -> None:
         first, num_runs = True, 0
         for part in parts:
             if first:
-                part.to_netcdf(where, engine="netcdf4", unlimited_dims=["run"])
+                part.to_netcdf(where, engine="netcdf4", unlimited_dims=["run"] if "run" in part.dims else None)
             else:
                 with netCDF4.Dataset(where, "a") as file:
                     for name, variable in part.variables.items():
@@ -214,14 +227,23 @@ def write_whole(path: str | os.PathLike, write: Any) -> None:
     os.close(handle)
     try:
         write(part)
-        os.chmod(part, 0o666 & ~_umask())
+        os.chmod(part, 0o666 & ~_UMASK)
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())  # before its name: after a power cut there would be a file without its content
         os.replace(part, path)
     except BaseException:
         Path(part).unlink(missing_ok=True)
         raise
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+os.umask(_UMASK := os.umask(0))  # there is no other way to ask
+
+_ABANDONED_S = 3600.0  # after which a file that is being written is nobody's any more
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Removes what a process that was killed has left of `write_whole`."""
+    for part in folder.glob(".*-????????.*"):
+        with contextlib.suppress(FileNotFoundError):  # it has just become what it was to be
+            if time.time() - part.stat().st_mtime > _ABANDONED_S:
+                part.unlink()

@@ -19,11 +19,12 @@ from fcjax import contract, data, policies, presets, results
 from fcjax.archive import Archive
 from fcjax.engine import Clock, Job, execute
 from fcjax.experiment import Experiment, check, most_rounds
-from fcjax.processes import Team
+from fcjax.processes import Does, Team
 from fcjax.progress import Progress
 from fcjax.rounds import Stop
 from fcjax.types import Policy
 
+_POLL_S = 1.0  # between two looks at what other processes have done
 _AT_HAND = 64  # experiments that are kept in memory; others are made anew when their runs begin
 
 
@@ -57,7 +58,8 @@ def sweep(
       num_devices: M.
       seeds: how many, counted from 0, or which.
       preset: makes an experiment of dataset, distribution, num_devices, radius_m, budget_s and seed. With
-        `functools.partial` it takes further settings.
+        `functools.partial` it takes further settings. It is called again for each run that begins, and must then give
+        the same.
       keep: a folder where runs are kept as they finish. What it holds of this sweep already is not done again.
       out: a netCDF file for the results, which are then read from it when they are looked at: memory does not grow with
         the number of runs. Needs `keep`.
@@ -175,22 +177,23 @@ def run_all(
     clock = Clock()
     shelf = _Shelf(archive, in_memory=out is None)
     with Team(None if keep is None else Path(keep)) as team:
+        if archive is not None and team.size > 1:
+            team.begin(archive.digest(jobs))
         for job in jobs:
             shelf.find(job)
-            if team.size > 1 and archive is not None and not archive.keeps(job):
-                raise ValueError(
-                    f"policy {job.labels['policy']!r} calls back into Python: one process must do it alone"
-                )
         num_kept = len(shelf)
-        interrupted = False
+        interrupted, together = False, None
         try:
             missing = [job for job in team.part(jobs) if job not in shelf]
             for job, run in execute(
                 missing, clock=clock, workers=workers, side_by_side=side_by_side, tick=team.check, progress=progress
             ):
                 shelf.put(job, run)
+            team.tell(Does.WAIT)
             shelf.wait_for(jobs, team, progress)
         except KeyboardInterrupt:
+            for job in jobs if team.size > 1 else []:
+                shelf.find(job)
             if not len(shelf):
                 raise
             interrupted = True
@@ -201,12 +204,22 @@ def run_all(
         done = [job for job in jobs if job in shelf]
         shelf.warn_of_faults(done)
         about = {"complete": int(not interrupted), "kept": num_kept, **dataclasses.asdict(clock), **(about or {})}
-        if out is None:
-            return results.to_dataset([shelf.get(job) for job in done], about)
-        blocks = (done[start : start + _AT_HAND] for start in range(0, len(done), _AT_HAND))
-        parts = (results.to_dataset([shelf.get(job) for job in block], about, room=shelf.room) for block in blocks)
-        results.save_parts(parts, out)
-    return results.read(out)
+        if out is None or (interrupted and team.index > 0):
+            together = results.to_dataset([shelf.get(job) for job in done], about)
+        elif team.index == 0:
+            blocks = (done[start : start + _AT_HAND] for start in range(0, len(done), _AT_HAND))
+            parts = (results.to_dataset([shelf.get(job) for job in block], about, room=shelf.room) for block in blocks)
+            results.save_parts(parts, out)
+        else:
+            while team.does(0) != Does.REST:  # the first writes the file for all
+                team.check()
+                time.sleep(_POLL_S)
+        if not interrupted:
+            team.tell(Does.REST)
+    if together is None:
+        assert out is not None
+        return results.read(out)
+    return together
 
 
 class _Shelf:
@@ -227,7 +240,7 @@ class _Shelf:
 
     def find(self, job: Job) -> None:
         """Looks whether a run has been kept."""
-        if self._archive is not None and (run := self._archive.load(job)) is not None:
+        if self._archive is not None and job not in self and (run := self._archive.load(job)) is not None:
             self._note(job, run, kept=True)
 
     def put(self, job: Job, run: results.Finished) -> None:
@@ -251,7 +264,7 @@ class _Shelf:
             while missing := [job for job in jobs if job not in self]:
                 shown.update(len(self), len(self))
                 team.check()
-                time.sleep(1.0)
+                time.sleep(_POLL_S)
                 for job in missing:
                     self.find(job)
 

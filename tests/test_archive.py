@@ -108,7 +108,7 @@ def test_histories_of_two_lengths_are_done_again(tmp_path):
 
 
 def test_what_a_killed_process_left_is_removed_in_time(tmp_path):
-    old, new = tmp_path / ".old-x.npz", tmp_path / ".new-x.npz"
+    old, new = tmp_path / ".old-abcdefgh.npz", tmp_path / ".new-abcdefgh.npz"
     for path in (old, new):
         path.touch()
     os.utime(old, (0, 0))

@@ -1,6 +1,8 @@
 """Sweeps that several processes do together, and what is left of those that are ended from outside."""
 
+import itertools
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -44,7 +46,7 @@ from fcjax import data
 clouds = data.synthetic.classification(4000, 300, num_features=8, num_labels=10, spread=0.5)
 data.load = lambda name: clouds
 import sweep
-console.leave(sweep.main(sys.argv[1:]))
+console.leave(console.run(lambda: sweep.main(sys.argv[1:])))
 """
 
 
@@ -94,35 +96,49 @@ def test_two_processes_of_two_devices_give_the_bits_of_one_of_one(tmp_path):
     files = {path.name: path.read_bytes() for path in (tmp_path / "one").glob("*.npz")}
     assert len(files) == 14
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "two").glob("*.npz")}
-    assert not list((tmp_path / "two").glob("*.alive"))
 
 
 def test_when_one_of_two_is_killed_the_other_ends_and_a_restart_completes(tmp_path):
     port = free_port()
     survivor, victim = (start(SWEEP, tmp_path, index, 2, port, 60.0) for index in range(2))
-    wait_for(lambda: len(list(tmp_path.glob("*.npz"))) >= 2, victim)
+    wait_for(lambda: len(list(tmp_path.glob("[!.]*.npz"))) >= 2, victim)
     victim.kill()
     victim.communicate()
     killed_at = time.monotonic()
     _, errors = survivor.communicate(timeout=60)
     assert time.monotonic() - killed_at < 60
     assert survivor.returncode == 1
-    assert f"process 1 of 2 gave no sign of life for 4 s: it has ended. Finished runs are kept in {tmp_path}" in errors
-    kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.npz")}
+    message = r"process 1 of 2 gave no sign of life for \d+ s: it has ended. Finished runs are kept in "
+    assert re.search(message + str(tmp_path), errors), errors
+    kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("[!.]*.npz")}
     assert 2 <= len(kept) < 14
     port = free_port()
     for process in [start(SWEEP, tmp_path, index, 2, port, 60.0) for index in range(2)]:
         assert process.communicate(timeout=300)[0] == "all 14\n"
-    after = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.npz")}
+    after = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("[!.]*.npz")}
     assert len(after) == 14
     assert kept.items() <= after.items(), "no run is done twice"
 
 
 @pytest.fixture
 def team_of_two(monkeypatch, tmp_path):
+    """Seen from process 0, of whose sweep the word is "this"."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(processes, "_BEAT_S", 0.01)
-    return processes.Team(tmp_path)
+    monkeypatch.setattr(processes, "_BEAT_S", 0.0)
+    team = processes.Team(tmp_path)
+    team.begin("this")
+    return team
+
+
+@pytest.fixture
+def sign(tmp_path):
+    """Gives a sign of life of process 1."""
+    words = itertools.count()
+
+    def give(task, does):
+        (tmp_path / ".process-1-of-2").write_text(f"word{next(words)} {task} {does}")
+
+    return give
 
 
 def test_parts_are_disjoint_and_complete(team_of_two):
@@ -140,15 +156,50 @@ def test_one_that_never_was(team_of_two, monkeypatch):
             team.check()
 
 
-def test_what_another_day_left_behind_is_no_sign_of_life(team_of_two, tmp_path, monkeypatch):
-    sign = tmp_path / "process-1-of-2.alive"
-    sign.write_text("old")
+def test_what_another_day_left_behind_is_no_sign_of_life(team_of_two, sign, monkeypatch):
+    sign("this", "works")
+    with team_of_two as team:
+        assert team.does(1) == ""
+        sign("this", "works")
+        team.check()
+        assert team.does(1) == "works"
+        monkeypatch.setattr(processes, "_SILENT_S", 0.0)
+        with pytest.raises(RuntimeError, match="it has ended"):
+            team.check()
+
+
+def test_half_a_sign_or_none_is_no_news(team_of_two, sign, tmp_path):
+    with team_of_two as team:
+        sign("this", "works")
+        team.check()
+        for text in ("", "word7 this"):
+            (tmp_path / ".process-1-of-2").write_text(text)
+            assert team.does(1) == "works"
+
+
+def test_one_that_rests_is_not_dead(team_of_two, sign, monkeypatch):
     monkeypatch.setattr(processes, "_SILENT_S", 0.0)
     with team_of_two as team:
+        sign("this", "rests")
         team.check()
-        sign.write_text("new")
         team.check()
-        with pytest.raises(RuntimeError, match="it has ended"):
+        monkeypatch.setattr(processes, "_UNSEEN_S", 0.0)
+        with pytest.raises(RuntimeError, match="it has finished, but not all of its runs can be seen"):
+            team.check()
+
+
+def test_one_that_does_another_sweep(team_of_two, sign):
+    with team_of_two as team:
+        for task in ("-", "this"):  # what it does is not known yet; it is the same
+            sign(task, "works")
+            team.check()
+        for does in ("waits", "rests"):  # it has not yet left the sweep before this one
+            sign("other", does)
+            team.check()
+        sign("other", "works")
+        with pytest.raises(
+            RuntimeError, match="process 1 of 2 does another sweep than this one, or has another version"
+        ):
             team.check()
 
 
@@ -179,9 +230,30 @@ def test_a_script_that_is_ended_from_outside(number, tmp_path):
         assert "error: this process was killed" in errors
 
 
-def test_a_cluster_that_is_not_there(tmp_path):
-    process = start(SCRIPT, "--distributed", "--processes", 2, "--out", tmp_path)
+def test_the_script_in_two_processes(tmp_path):
+    arguments = ["--policy", "pf", "fc", "--seeds", 3, "--budget", 4]
+    alone = start(SCRIPT, *arguments, "--out", tmp_path / "one")
+    cluster = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", 2, "--workers", 1]
+    both = [start(SCRIPT, *arguments, *cluster, "--process", i, "--out", tmp_path / "two") for i in range(2)]
+    printed = []
+    for process in (alone, *both):
+        printed.append(process.communicate(timeout=300))
+        assert process.returncode == 0, printed[-1]
+    assert "6 runs in" in printed[1][0]
+    assert printed[2][0] == "process 1: all 6 runs are there; process 0 tells the results\n"
+    assert (tmp_path / "one" / "summary.csv").read_bytes() == (tmp_path / "two" / "summary.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--distributed", "--processes", 2], "no cluster was found"),
+        (["--coordinator", "here", "--processes", 2, "--process", 0], "--coordinator must be HOST:PORT, got here"),
+    ],
+)
+def test_a_cluster_that_is_not_there(arguments, message, tmp_path):
+    process = start(SCRIPT, *arguments, "--out", tmp_path)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "no cluster was found" in errors
+    assert message in errors
     assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ import tiny
 from test_contract import round_robin
 
 import fcjax
-from fcjax import keys, learning, policies, rounds
+from fcjax import keys, learning, models, policies, rounds
 from fcjax.experiment import most_rounds, shortest_round_s
 from fcjax.rounds import RoundKeys, Stop
 
@@ -263,25 +263,34 @@ def test_an_impossible_decision_ends_the_run():
         assert run.num_rounds == 3
 
 
-@pytest.mark.parametrize("learning_rate", [1e20, 1e38])
-def test_a_run_that_diverges_ends_with_the_last_model_that_was_one(learning_rate):
-    training = dataclasses.replace(tiny.experiment().training, learning_rate=learning_rate)
-    run = fcjax.simulate(jax.random.key(0), policies.everybody(), tiny.experiment(training=training))
+def steep():
+    """A task whose loss grows by orders of magnitude in a round."""
+    loaded = tiny.dataset()
+    sign = lambda labels: np.where(labels > 1, 1, -1).astype(np.float32)  # noqa: E731
+    training = dataclasses.replace(tiny.experiment().training, learning_rate=100.0)
+    experiment = tiny.experiment(training=training, model=models.squared_svm(8), test_y=sign(loaded.test_y))
+    return dataclasses.replace(experiment, data=experiment.data._replace(y=sign(loaded.train_y)))
+
+
+def wild():
+    return tiny.experiment(training=dataclasses.replace(tiny.experiment().training, learning_rate=1e25))
+
+
+@pytest.mark.parametrize(("experiment", "num_rounds"), [(steep(), 3), (wild(), 0)])
+def test_a_run_that_diverges_ends_with_the_last_model_that_was_one(experiment, num_rounds):
+    run = fcjax.simulate(jax.random.key(0), policies.everybody(), experiment)
     assert run.stop == Stop.DIVERGED
-    assert run.num_rounds < 5
+    assert run.num_rounds == num_rounds
     for leaf in jax.tree.leaves((run.params, run.tilde_params, run.best_accuracy)):
         assert np.all(np.isfinite(leaf))
-    happened = jax.tree.map(lambda leaf: leaf[: run.num_rounds], run.history)
+    happened = jax.tree.map(lambda leaf: leaf[:num_rounds], run.history)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(happened))
-    assert np.all(np.isnan(run.history.loss[run.num_rounds :]))
+    assert np.all(np.isnan(run.history.loss[num_rounds:]))
     # The rounds before it are those of a run that is stopped in time.
-    stopped = fcjax.simulate(
-        jax.random.key(0),
-        policies.everybody(),
-        tiny.experiment(training=training),
-        max_rounds=max(1, run.num_rounds.item()),
-    )
-    np.testing.assert_array_equal(happened.accuracy, stopped.history.accuracy[: run.num_rounds])
+    if num_rounds:
+        stopped = fcjax.simulate(jax.random.key(0), policies.everybody(), experiment, max_rounds=num_rounds)
+        assert stopped.stop == Stop.MAX_ROUNDS
+        jax.tree.map(np.testing.assert_array_equal, (happened, run.params), (stopped.history, stopped.params))
 
 
 @pytest.mark.parametrize(

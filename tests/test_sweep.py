@@ -222,7 +222,7 @@ def test_double_precision_reaches_the_workers():
 def unstable(loaded, *, seed, **settings):
     """Every third run diverges."""
     experiment = EXPERIMENT(loaded, seed=seed, **settings)
-    learning_rate = 1e38 if seed % 3 == 1 else 0.05
+    learning_rate = 1e25 if seed % 3 == 1 else 0.05
     return dataclasses.replace(
         experiment, training=dataclasses.replace(experiment.training, learning_rate=np.float32(learning_rate))
     )
@@ -288,6 +288,6 @@ def test_runs_side_by_side_are_no_more_than_there_is_memory_for(free, sizes, mon
     if free > 1000:
         assert call().sizes["run"] == 8
     else:
-        with pytest.raises(ValueError, match=r"a run needs .* GB beside the data, and 1e-06 GB are free"):
-            call()
+        with pytest.warns(UserWarning, match=r"a run needs .* GB beside the data, and 1e-06 GB are free"):
+            assert call().sizes["run"] == 8
     assert seen == sizes

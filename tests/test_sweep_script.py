@@ -121,7 +121,9 @@ def test_ctrl_c_before_a_run_is_finished(script, monkeypatch, capsys):
 
     monkeypatch.setattr(sys.modules["fcjax.sweep"], "run_all", interrupted)
     assert script.main([]) == 130
-    assert "nothing was written" in capsys.readouterr().err
+    assert "interrupted; no run had finished" in capsys.readouterr().err
+    monkeypatch.undo()
+    script.Claim(script.parser().parse_args(["--radius", "7"])).check()  # an empty folder is nobody's
 
 
 def test_a_command_that_is_given_again_finds_its_runs(script, tmp_path, capsys):
@@ -141,6 +143,10 @@ def test_a_folder_with_another_sweep_is_refused(script, capsys):
     assert script.main([*arguments, "--radius", "500"]) == 2
     message = "out/sweep holds another sweep (radius was [600.0], is [500.0]): choose another folder with --out"
     assert message in capsys.readouterr().err
+    assert script.main([*arguments[:2], "--seeds", "2", "--budget", "5"]) == 0, "more of the same is not another"
+    assert "2 runs, of which 1 had been kept" in capsys.readouterr().out
+    before = Path("out/sweep/summary.csv").read_bytes()
+    arguments[3] = "2"
     note = Path("out/sweep/sweep.json")
     note.write_text(note.read_text().replace(jax.__version__, "0.1.2"))
     assert script.main(arguments) == 2
