@@ -1,14 +1,15 @@
 """Calls every public function, and the sweep script, with arbitrary input: all give a right answer or a named error.
 
 Input is physical, absurd, not finite, of wrong shapes and types, or no number at all. It is a fault if finite input
-gives NaN, or an answer that breaks what is always true of it; if an error is not raised by fcjax itself, as ValueError;
-or if a call takes longer than a minute. Every call is a function of (seed, target, number): a fault is printed with
-what repeats it.
+gives NaN, or an answer that breaks what is always true of it; if an error is not a ValueError or OSError of fcjax; or
+if a call takes longer than a minute. Every call is a function of (seed, target, number): a fault is printed with what
+repeats it.
 """
 
 import argparse
 import collections
 import contextlib
+import functools
 import io
 import signal
 import sys
@@ -212,6 +213,65 @@ def select(rng: Rng, size: int) -> Call:
     return decide, (str(name), phi, seen, key(rng)), {}
 
 
+FACTORIES = (policies.fixed, policies.random, policies.proportional_fair)
+TIMED = (policies.client_selection, policies.asymptotic)
+
+
+def by_factory(rng: Rng, size: int) -> Call:
+    seen = context(rng, size)
+    if rng.random() < 0.5:
+        factory, parameter = FACTORIES[rng.integers(len(FACTORIES))], number(rng, 1, size)
+        parameter = round(parameter) if isinstance(parameter, float) and 0 < parameter < 1e6 else parameter
+    else:
+        factory, parameter = TIMED[rng.integers(len(TIMED))], number(rng, 1e-2, 1e2)
+
+    def decide(parameter: Any, seen: fcjax.RoundContext, key: Any) -> Any:
+        policy = factory(parameter)
+        return policy.select(key, policy.init(seen.cell), seen)
+
+    return decide, (parameter, seen, key(rng)), {}
+
+
+def results_file(rng: Rng, _: int) -> Call:
+    """A file of results, as it is, or with something done to it."""
+    content = bytearray(results_bytes())
+    if rng.random() < 0.8:
+        for _ in range(rng.integers(1, 20)):
+            content[rng.integers(len(content))] = rng.integers(256)
+        content = content[: rng.integers(len(content))] if rng.random() < 0.3 else content
+
+    def load(content: bytes) -> Any:
+        with tempfile.NamedTemporaryFile(suffix=".nc") as file:
+            file.write(content)
+            file.flush()
+            return fcjax.results.summary(fcjax.results.load(file.name))
+
+    return load, (bytes(content),), {}
+
+
+@functools.cache
+def results_bytes() -> bytes:
+    preset = functools.partial(presets.shi2020, hidden=())
+    swept = fcjax.sweep("pf", dataset=CLOUDS, preset=preset, num_devices=2, seeds=2, budget_s=3.0)
+    with tempfile.TemporaryDirectory() as folder:
+        fcjax.results.save(swept, f"{folder}/results.nc")
+        return Path(folder, "results.nc").read_bytes()
+
+
+def name_of_data(rng: Rng, _: int) -> Call:
+    name = "".join(rng.choice(list("mnist/.._-0:~ \\\n\0é"), rng.integers(0, 12)))
+    return fcjax.data.load, (name if rng.random() < 0.9 else JUNK[rng.integers(1, len(JUNK))],), {}
+
+
+def drift(rng: Rng, size: int) -> dict[str, Any]:
+    return {
+        "delta": array(rng, 0.01, 10, size),
+        "beta": number(rng, 0.1, 100),
+        "learning_rate": number(rng, 1e-4, 1),
+        "local_steps": number(rng, 1, 50),
+    }
+
+
 LABELS = np.arange(600) % 10
 CLOUDS = synthetic.classification(1200, 100, num_features=4, num_labels=4, spread=0.5)
 MODEL = models.mlp((4,), 4, hidden=())
@@ -273,7 +333,20 @@ TARGETS: dict[str, Target] = {
         ),
         no_nan,
     ),
+    "bounds.mean_drift": (2, lambda r, m: (bounds.mean_drift, (), drift(r, m)), no_nan),
+    "bounds.local_drift": (2, lambda r, m: (bounds.local_drift, (), drift(r, m)), no_nan),
+    "bounds.sampling_constant": (2, lambda r, m: (bounds.sampling_constant, (), of_bounds(r, m)), no_nan),
+    "bounds.scheduling_objective": (
+        4,
+        lambda r, m: (
+            bounds.scheduling_objective,
+            (number(r, 1, m), number(r, 1e-2, 1e3)),
+            of_bounds(r, m) | {"rho": number(r, 0.1, 10), "phi": number(r, 1e-3, 10), "budget_s": number(r, 1, 1e4)},
+        ),
+        no_nan,
+    ),
     "policies.select": (10, select, right_decision),
+    "policies by factory": (4, by_factory, right_decision),
     "partition": (
         4,
         lambda r, m: (
@@ -283,6 +356,8 @@ TARGETS: dict[str, Target] = {
         ),
         right_partition,
     ),
+    "data.load": (2, name_of_data, lambda *_: ""),
+    "results.load": (1, results_file, lambda *_: ""),
     "presets and simulate": (1, simulate, no_nan),
     "check_policy": (
         1,
@@ -299,7 +374,9 @@ def _is_float(leaf: Any) -> bool:
 def is_finite(value: Any) -> bool:
     """Whether all that is in a call are numbers, and finite."""
     for leaf in jax.tree.leaves(value, is_leaf=lambda x: x is None):
-        if isinstance(leaf, str | bool) or (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)):
+        if isinstance(leaf, str | bytes | bool) or (
+            hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        ):
             continue
         try:
             if not np.isfinite(np.asarray(leaf, float)).all():
@@ -335,7 +412,7 @@ def attempt(call: Call, judge: Callable[..., str]) -> tuple[str, str]:
     try:
         with limited(LONGEST_S):
             answer = jax.block_until_ready(function(*args, **kwargs))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         where = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
         named = PACKAGE in where.parents and str(error)
         return "named error", "" if named else f"an error of {where.name}: {error}"

@@ -210,14 +210,30 @@ def save_parts(parts: Iterable[xr.Dataset], path: str | os.PathLike) -> None:
 
 
 def load(path: str | os.PathLike) -> xr.Dataset:
-    """Reads what `save` wrote."""
-    with read(path) as dataset:
-        return dataset.load()
+    """Reads what `save` wrote; ValueError if it is something else, or damaged."""
+    try:
+        with read(path) as dataset:
+            return dataset.load()
+    except (OSError, RuntimeError) as error:
+        raise _unreadable(path, error) from error
 
 
 def read(path: str | os.PathLike) -> xr.Dataset:
     """The same, but for its histories, which are read when they are looked at."""
-    return xr.open_dataset(path, engine="netcdf4")
+    try:
+        dataset = xr.open_dataset(path, engine="netcdf4")
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # of various kinds, by what damage makes of a file
+        raise _unreadable(path, error) from error
+    missing = [name for name in (*SETTINGS, *_ABOUT) if name not in dataset.variables]
+    if missing:
+        raise ValueError(f"{path} is no file of results: it has no {', '.join(missing)}")
+    return dataset
+
+
+def _unreadable(path: str | os.PathLike, error: Exception) -> Exception:
+    return error if isinstance(error, FileNotFoundError) else ValueError(f"{path} cannot be read as results: {error}")
 
 
 def write_whole(path: str | os.PathLike, write: Any) -> None:
