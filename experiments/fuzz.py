@@ -252,7 +252,7 @@ def results_file(rng: Rng, _: int) -> Call:
 @functools.cache
 def results_bytes() -> bytes:
     preset = functools.partial(presets.shi2020, hidden=())
-    swept = fcjax.sweep("pf", dataset=CLOUDS, preset=preset, num_devices=2, seeds=2, budget_s=3.0)
+    swept = fcjax.sweep("fixed-1", dataset=CLOUDS, preset=preset, num_devices=2, seeds=2, budget_s=3.0)
     with tempfile.TemporaryDirectory() as folder:
         fcjax.results.save(swept, f"{folder}/results.nc")
         return Path(folder, "results.nc").read_bytes()

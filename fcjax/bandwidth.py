@@ -77,7 +77,7 @@ def allocate_uploads(scheduled: Array, upload: Upload) -> Decision:
     )
 
 
-_NEVER_S = 1e25  # what takes longer does not end, and its square is within the range of float64
+_NEVER_S = 1e30  # what takes longer does not end
 
 
 def able(upload: Upload) -> Array:

@@ -147,7 +147,7 @@ def convergence_bound(
     shape, the same or one of them a scalar.
     """
     phi = checks.positive("phi", phi, (), low=1e-15, high=1e15)
-    tau = checks.within("local_steps", local_steps, lambda x: (x >= 1) & (x <= 1e9), "between 1 and 1e9", ())
+    tau = checks.within("local_steps", local_steps, lambda x: (x >= 1) & (x <= 1e9), "1 or more, and at most 1e9", ())
     k = jnp.asarray(checks.not_negative("num_rounds", num_rounds))
     n, _ = _num_scheduled(num_scheduled, delta)
     if n.ndim and k.ndim and n.shape != k.shape:

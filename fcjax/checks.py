@@ -95,7 +95,7 @@ def uplink(observation: Observation, cell: Cell, *, needs_upload: bool = True) -
         real(f"cell.{field.name}", getattr(cell, field.name), (), per_device)
     return (
         Observation(
-            gain=not_negative("observation.gain", observation.gain, per_device),
+            gain=not_negative("observation.gain", observation.gain, per_device, low=0),
             compute_s=not_negative_or_infinite("observation.compute_s", observation.compute_s, per_device),
         ),
         dataclasses.replace(

@@ -51,7 +51,7 @@ def check(experiment: Experiment) -> None:
         checks.not_negative(f"estimates.{name}", getattr(experiment.estimates, name), (num_devices,))
     if len(experiment.test_y) == 0:
         raise ValueError("test_x and test_y must hold at least one sample, to measure accuracy on")
-    budget_s = checks.positive("training.budget_s", training.budget_s, ())
+    budget_s = checks.positive("training.budget_s", training.budget_s, (), high=np.inf)
     shortest_s = shortest_round_s(experiment)
     if not isinstance(budget_s, jax.core.Tracer) and shortest_s is not None and budget_s < shortest_s:
         raise ValueError(
@@ -87,7 +87,7 @@ _MOST_ROUNDS = 1_000_000
 
 def most_rounds(experiment: Experiment) -> int:
     """How many rounds the budget has room for at most."""
-    budget_s = checks.positive("training.budget_s", experiment.training.budget_s, ())
+    budget_s = checks.positive("training.budget_s", experiment.training.budget_s, (), high=np.inf)
     shortest_s = shortest_round_s(experiment)
     if isinstance(budget_s, jax.core.Tracer) or shortest_s is None:
         raise ValueError("give max_rounds: how many rounds fit is not known where the budget or the cell are traced")

@@ -82,7 +82,8 @@ def proportional_fair(n: ArrayLike = 3) -> Policy:
 
 
 def _select_proportional_fair(key: Array, n: Array, context: RoundContext) -> tuple[Array, Decision]:
-    return n, allocate(smallest_mask(-jnp.asarray(context.observation.gain), n), context.observation, context.cell)
+    observation, cell = checks.uplink(context.observation, context.cell)
+    return n, allocate(smallest_mask(-jnp.asarray(observation.gain), n), observation, cell)
 
 
 def client_selection(threshold_s: ArrayLike) -> Policy:

@@ -4,9 +4,18 @@ import hypothesis
 import jax
 import pytest
 
+from fcjax import devices
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=100)
 hypothesis.settings.load_profile("fixed")
+
+
+@pytest.fixture(autouse=True)
+def no_programs_on_disk(monkeypatch):
+    """Scripts keep programs on disk for the next process; for the next test, they would be there for good."""
+    keep = devices.keep_programs
+    monkeypatch.setattr(devices, "keep_programs", lambda folder=None: folder and keep(folder))
 
 
 @pytest.fixture(params=["float32", "float64"])

@@ -50,10 +50,18 @@ console.leave(console.run(lambda: sweep.main(sys.argv[1:])))
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """A folder for compiled programs that no other test uses."""
+    global CACHE
+    CACHE = tmp_path_factory.mktemp("cache")
+
+
 def start(code, *arguments, devices=1):
     path = os.pathsep.join(map(str, (FOLDER, FOLDER / "tests", FOLDER / "experiments")))
     environment = os.environ | {
         "PYTHONPATH": path,
+        "FCJAX_CACHE_DIR": str(CACHE),
         "JAX_NUM_CPU_DEVICES": str(devices),
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
