@@ -27,7 +27,7 @@ def for_programs(number: int) -> Sequence[jax.Device]:
             return jax.local_devices()[:number]
         # JAX may have been told to make several devices of a CPU, more or fewer than its cores.
         told = jax.local_device_count()
-        return _cores(max(num_cores(), told) if told == 1 else told)[:number]
+        return _cores(num_cores() if told == 1 else told)[:number]
 
 
 def is_accelerated() -> bool:
