@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
         "--side-by-side",
         type=int,
         metavar="N",
-        help="runs that a device does at the same time (default: 1 on a CPU, up to 64 on an accelerator)",
+        help="runs that a device does at the same time (default: 1 on a CPU, 16 on an accelerator)",
     )
     several_processes = p.add_argument_group(
         "several processes, on one machine or many", "All are given the same command, and an OUT that they share."

@@ -1,9 +1,10 @@
 """Finished runs on disk, so that a sweep that was stopped goes on with what is missing.
 
 A run is kept under the fingerprint of all that it depends on: the numbers of its experiment and of its policy, its
-seed, and the program that does it, which changes with the model, the policy's code, fcjax's own, and JAX's version. So
-a folder may hold runs of any settings and versions: those that something has changed for are not found, and are done
-again. What a program calls back into Python for is not in its text: such runs are not kept.
+seed, the program that does it, which changes with the model, the policy's code, fcjax's own, and JAX's version, and how
+many runs are done side by side, which decides on the last bits. So a folder may hold runs of any settings and versions:
+those that something has changed for are not found, and are done again. What a program calls back into Python for is not
+in its text: such runs are not kept.
 """
 
 import dataclasses
@@ -32,13 +33,13 @@ from fcjax.simulate import advance, begin
 class Archive:
     """A folder of finished runs, a file for each."""
 
-    def __init__(self, folder: str | os.PathLike):
+    def __init__(self, folder: str | os.PathLike, side_by_side: int = 1):
         self._folder = Path(folder)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OSError(f"runs cannot be kept in {folder}: {error.strerror}") from error
-        self._fingerprint = _Fingerprints()
+        self._fingerprint = _Fingerprints(side_by_side)
         self._paths: dict[Job, Path | None] = {}
         results.remove_abandoned(self._folder)
 
@@ -104,7 +105,8 @@ class Archive:
 class _Fingerprints:
     """Fingerprints of jobs, which share most of their large arrays."""
 
-    def __init__(self) -> None:
+    def __init__(self, side_by_side: int = 1) -> None:
+        self._side_by_side = side_by_side
         # Of the last job's arrays, by identity; the arrays themselves too, so that no others take their place.
         self._known: dict[int, tuple[Any, bytes]] = {}
 
@@ -116,7 +118,7 @@ class _Fingerprints:
         if program is None:
             return None
         digest = hashlib.sha256(program)
-        leaves = jax.tree.leaves((experiment, state, job.labels["seed"]))
+        leaves = jax.tree.leaves((experiment, state, job.labels["seed"], self._side_by_side))
         self._known = {id(leaf): self._known.get(id(leaf)) or (leaf, _digest(leaf)) for leaf in leaves}
         for leaf in leaves:
             digest.update(self._known[id(leaf)][1])

@@ -119,10 +119,12 @@ def compile_for(devices: Sequence[jax.Device], lower: Callable[[jax.Device], Low
     """A program for each device, given how it is lowered for one."""
     first, *others = dict.fromkeys(devices)
     with _LOCK:
-        compiled = lower(first).compile()
+        with _disk_events() as events:
+            compiled = lower(first).compile()
         executable = compiled.runtime_executable()
         if executable not in _programs:
-            _programs[executable] = _serialized(compiled), {first: compiled}
+            parts = _serialized(compiled) if _is_copyable(events) else None
+            _programs[executable] = parts, {first: compiled}
             if len(_programs) > _MOST_PROGRAMS:
                 del _programs[next(iter(_programs))]
         parts, programs = _programs[executable]
@@ -141,14 +143,41 @@ def _compiled(devices: Sequence[jax.Device], lower: Callable[[jax.Device], Lower
         return dict(zip(devices, pool.map(in_this_precision(lambda d: lower(d).compile()), devices), strict=True))
 
 
+def _is_copyable(events: set[str]) -> bool:
+    """Whether a program was compiled just now, and for a core of a CPU.
+
+    Of one that JAX read from its cache on disk XLA makes copies that do not run, without telling: the others read it
+    too, then. Where nothing is known of where it comes from, it counts as read.
+    """
+    asked, found = _ASKED in events, _FOUND in events
+    return not is_accelerated() and not found and (asked or not _reads_from_disk())
+
+
+_ASKED, _FOUND = "/jax/compilation_cache/compile_requests_use_cache", "/jax/compilation_cache/cache_hits"
+
+
+@contextlib.contextmanager
+def _disk_events() -> Iterator[set[str]]:
+    """What JAX tells of its cache on disk meanwhile, also of what other threads do."""
+    events: set[str] = set()
+
+    def note(event: str, **_: Any) -> None:
+        events.add(event)
+
+    jax.monitoring.register_event_listener(note)
+    try:
+        yield events
+    finally:
+        with contextlib.suppress(AssertionError, ValueError):  # somebody has removed all listeners
+            jax.monitoring.unregister_event_listener(note)
+
+
 def _serialized(compiled: Compiled) -> tuple | None:
     """What was compiled for one core, to be loaded for others; each is the first device of its own client.
 
     None if it cannot be: XLA cannot copy a program that calls back to Python, nor one that has run (hence this before
-    that), nor, and that without telling, one that JAX read from its cache on disk: then the others read it too.
+    that).
     """
-    if is_accelerated() or _reads_from_disk():
-        return None
     try:
         return serialize_executable.serialize(compiled)
     except Exception:  # of various kinds, by what could not be copied

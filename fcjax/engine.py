@@ -4,8 +4,9 @@ Runs that differ in numbers only share one compiled program, whatever their poli
 advance them by some rounds at a time, and take the next ones when these have ended. Each core of a CPU has a worker,
 with one run; each accelerator has one, with many runs side by side.
 
-All workers run the same instructions, made for a single device, and on a CPU for a single thread: a run gives the same
-bits beside any other, and on any number of devices or cores. (A program that XLA partitions over devices rounds
+All workers run the same instructions, made for a single device, and on a CPU for a single thread, and always for the
+same number of runs, empty places included: a run gives the same bits beside any other or none, and on any number of
+devices or cores. (A program that XLA partitions over devices rounds
 otherwise; so does one that sums over more than one thread, as `simulate` does by itself for models that are much larger
 than the paper's.)
 """
@@ -34,7 +35,7 @@ from fcjax.types import Policy, pytree
 
 T = TypeVar("T")
 
-SIDE_BY_SIDE = 64  # runs on an accelerator at a time
+SIDE_BY_SIDE = 16  # runs on an accelerator at a time: of the paper's size, their matrix products keep a large one busy
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,7 +66,7 @@ def execute(
     *,
     clock: Clock | None = None,
     workers: int | None = None,
-    side_by_side: int | None = None,
+    side_by_side: int = 1,
     tick: Callable[[], None] = lambda: None,
     progress: bool = False,
 ) -> Iterator[tuple[Job, results.Finished]]:
@@ -79,9 +80,6 @@ def execute(
       tick: is called now and then; what it raises ends the work.
       progress: shows a bar with the remaining time.
     """
-    for name, number in (("workers", workers), ("side_by_side", side_by_side)):
-        if number is not None and (not isinstance(number, int) or number < 1):
-            raise ValueError(f"{name} must be a whole number of 1 or more, got {number}")
     clock = Clock() if clock is None else clock
     num_finished = 0
     with Progress(len(jobs), "runs", enabled=progress) as shown:
@@ -99,6 +97,14 @@ def execute(
                     yield batch.jobs[index], run
             finally:
                 clock.run_s += time.monotonic() - before
+
+
+def layout(workers: int | None, side_by_side: int | None) -> tuple[int | None, int]:
+    """How many devices take part, None for all, and how many runs each has side by side; as told, or what is best."""
+    for name, number in (("workers", workers), ("side_by_side", side_by_side)):
+        if number is not None and (not isinstance(number, int) or number < 1):
+            raise ValueError(f"{name} must be a whole number of 1 or more, got {number}")
+    return workers, side_by_side or (SIDE_BY_SIDE if devices.is_accelerated() else 1)
 
 
 class _Group:
@@ -198,12 +204,10 @@ class _Slot:
 class _Batch:
     """Runs that share a program, the program, and what its workers do."""
 
-    def __init__(self, group: _Group, workers: int | None, side_by_side: int | None):
+    def __init__(self, group: _Group, workers: int | None, side_by_side: int):
         self.jobs, self._group = group.jobs, group
         self.workers = devices.for_programs(min(len(self.jobs), workers or len(self.jobs)))
-        if side_by_side is None:
-            side_by_side = SIDE_BY_SIDE if devices.is_accelerated() else 1
-        self._num_slots = min(side_by_side, -(-len(self.jobs) // len(self.workers)))
+        self._num_slots = side_by_side
 
         selects = tuple(dict.fromkeys(job.policy.select for job in self.jobs))
         self._policy_states = _numbered(selects, self.jobs, group.policy_states)
@@ -212,6 +216,11 @@ class _Batch:
         self._shared = {device: jax.device_put(shared, device) for device in set(self.workers)}
         self._compiled = self._compile(selects)
         while (fitting := self._fitting()) < self._num_slots:
+            warnings.warn(
+                f"there is memory for {fitting} instead of {self._num_slots} runs side by side, which decides on the "
+                "last bits of results",
+                stacklevel=2,
+            )
             self._num_slots = fitting
             self._compiled = self._compile(selects)
 
@@ -249,7 +258,8 @@ class _Batch:
             news.put((0, error))
 
     def _work(self, device: Any, waiting: queue.SimpleQueue, news: queue.SimpleQueue, stop: threading.Event) -> None:
-        inside = [_next(waiting) for _ in range(self._num_slots)]
+        fair = -(-len(self.jobs) // len(self.workers))  # no worker takes all
+        inside = [_next(waiting) if slot < fair else None for slot in range(self._num_slots)]
         records: dict[int | None, list] = {index: [] for index in inside}
         begun = [self._begin(index or 0) for index in inside]
         slots, states = (jax.device_put(_stack(part), device) for part in zip(*begun, strict=True))

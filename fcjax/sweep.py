@@ -17,7 +17,7 @@ import xarray as xr
 
 from fcjax import contract, data, policies, presets, results
 from fcjax.archive import Archive
-from fcjax.engine import Clock, Job, execute
+from fcjax.engine import Clock, Job, execute, layout
 from fcjax.experiment import Experiment, check, most_rounds
 from fcjax.processes import Does, Team
 from fcjax.progress import Progress
@@ -64,8 +64,9 @@ def sweep(
       out: a netCDF file for the results, which are then read from it when they are looked at: memory does not grow with
         the number of runs. Needs `keep`.
       workers: how many devices of this process take part; by default all, or all cores of a CPU.
-      side_by_side: how many runs a device does at the same time; by default one on a CPU, and on an accelerator as many
-        as it has memory for, up to 64. The last bits of a result depend on it, as they do on the kind of device.
+      side_by_side: how many runs a device does at the same time; by default one on a CPU, 16 on an accelerator. Where
+        there are fewer runs, places stay empty; where there is less memory, there are fewer places. The last bits of a
+        result depend on it, as they do on the kind of device.
       about: further attributes of the results.
       progress: shows a bar with the remaining time.
 
@@ -173,7 +174,8 @@ def run_all(
     """Does runs, but for those that have been kept, and returns all in their order; see `sweep`."""
     if out is not None and keep is None:
         raise ValueError("out needs keep, a folder of finished runs that it is put together from")
-    archive = None if keep is None else Archive(keep)
+    workers, side_by_side = layout(workers, side_by_side)
+    archive = None if keep is None else Archive(keep, side_by_side)
     clock = Clock()
     shelf = _Shelf(archive, in_memory=out is None)
     with Team(None if keep is None else Path(keep)) as team:

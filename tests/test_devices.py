@@ -98,8 +98,12 @@ devices.keep_programs(sys.argv[1])
 x = np.random.default_rng(0).standard_normal((60, 60)).astype(np.float32)
 function = jax.jit(lambda x: jnp.sort(jnp.tanh(x @ x), axis=0))
 cores = devices.for_programs(1000)
-programs = devices.compile_for(cores, lambda core: function.lower(jax.device_put(x, core)))
-print([float(np.sum(np.abs(programs[core](jax.device_put(x, core))))) for core in cores])
+lowered = []
+def lower(core):
+    lowered.append(core)
+    return function.lower(jax.device_put(x, core))
+programs = devices.compile_for(cores, lower)
+print([float(np.sum(np.abs(programs[core](jax.device_put(x, core))))) for core in cores], len(lowered), sep="; ")
 """
 
 
@@ -107,10 +111,13 @@ def test_kept_programs_run_again_on_all_cores_of_a_new_process(tmp_path):
     environment = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     said = [
-        subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout for _ in range(2)
+        subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.split("; ")
+        for _ in range(2)
     ]
-    assert said[0] == said[1]
-    assert len(set(eval(said[0]))) == 1
+    assert said[0][0] == said[1][0]
+    assert len(set(eval(said[0][0]))) == 1
+    assert int(said[0][1]) == 1, "what is compiled just now is copied from core to core"
+    assert int(said[1][1]) == devices.num_cores(), "what was read from disk cannot be"
     (folder,) = (tmp_path / "programs").iterdir()
     assert any("lambda" in path.name for path in folder.iterdir())
 

@@ -3,6 +3,7 @@ import dataclasses
 import functools
 import re
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -237,10 +238,7 @@ def test_a_run_that_diverges_is_marked_and_leaves_the_others_alone(side_by_side)
     assert list(swept.stop.values) == ["diverged" if one else "budget" for one in diverged]
     np.testing.assert_array_equal(swept.diverged_round, np.where(diverged, swept.rounds + 1, 0))
     calm = fcjax.sweep("pf", **settings | {"seeds": [0, 2, 3]})
-    if side_by_side == 1:
-        np.testing.assert_array_equal(swept.loss[~diverged, : calm.sizes["round"]], calm.loss)
-    else:
-        np.testing.assert_allclose(swept.loss[~diverged, : calm.sizes["round"]], calm.loss, rtol=1e-3)
+    np.testing.assert_array_equal(swept.loss[~diverged, : calm.sizes["round"]], calm.loss)
     rows = results.summary(swept)
     assert np.isfinite(rows.best_accuracy).all()
     assert list(rows.diverged_round) == list(swept.diverged_round.values)
@@ -266,6 +264,17 @@ def test_runs_side_by_side_are_those_one_after_another():
     np.testing.assert_allclose(one.loss, several.loss, rtol=1e-4)
 
 
+def test_runs_side_by_side_are_the_same_whatever_their_number_and_that_of_workers(tmp_path):
+    keep = {"side_by_side": 4, "keep": tmp_path}
+    many = fcjax.sweep("pf", **SETTINGS | {"seeds": 7}, **keep)
+    few = fcjax.sweep("pf", **SETTINGS | {"seeds": [3, 6]}, side_by_side=4, workers=1)
+    for name in ("loss", "accuracy", "delta"):
+        np.testing.assert_array_equal(many[name][[3, 6], : few.sizes["round"]], few[name])
+    assert fcjax.sweep("pf", **SETTINGS | {"seeds": 7}, **keep).kept == 7
+    others = fcjax.sweep("pf", **SETTINGS | {"seeds": 7}, **keep | {"side_by_side": 2})
+    assert others.kept == 0, "runs that differ in their last bits are not mixed"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -285,9 +294,13 @@ def test_runs_side_by_side_are_no_more_than_there_is_memory_for(free, sizes, mon
     monkeypatch.setattr(engine._Batch, "_compile", lambda self, s: seen.append(self._num_slots) or compile_(self, s))
     monkeypatch.setattr(engine.devices, "free_bytes", lambda device: free)
     call = functools.partial(fcjax.sweep, "pf", **SETTINGS | {"seeds": 8}, side_by_side=4)
-    if free > 1000:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         assert call().sizes["run"] == 8
-    else:
-        with pytest.warns(UserWarning, match=r"a run needs .* GB beside the data, and 1e-06 GB are free"):
-            assert call().sizes["run"] == 8
+    said = [str(warning.message) for warning in caught]
     assert seen == sizes
+    assert len(said) == (0 if free == 10**12 else 1 if free > 1000 else 2)
+    if free < 10**12:
+        assert "there is memory for 1 instead of 4 runs side by side" in said[0]
+    if free == 1000:
+        assert re.fullmatch(r"a run needs .* GB beside the data, and 1e-06 GB are free", said[1])
