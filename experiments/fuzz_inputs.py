@@ -43,6 +43,11 @@ def number(rng: Rng, low: float, high: float) -> Any:
     return values[kind] if kind < 8 else JUNK[rng.integers(len(JUNK))]
 
 
+def whole(rng: Rng, low: int, high: int) -> Any:
+    """A whole number, mostly: at least `low` and below `high`."""
+    return int(rng.integers(low, high)) if rng.random() >= rng.spoilt else number(rng, max(low, 1), high)
+
+
 def array(rng: Rng, low: float, high: float, size: int) -> Any:
     """Numbers, one for each device; now and then of another shape or type."""
     values = 10 ** rng.uniform(np.log10(low), np.log10(high), size)

@@ -1,4 +1,4 @@
-"""What `fuzz.py` calls, and what is always true of the answers."""
+"""What `fuzz.py` calls: for each target, how often, how a call is made, and who judges the answer."""
 
 import functools
 import tempfile
@@ -9,132 +9,51 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fuzz_inputs import JUNK, Rng, array, cell, context, drift, key, number, observation, of_bounds, scheduled
+from fuzz_inputs import JUNK, Rng, array, cell, context, drift, key, number, observation, of_bounds, scheduled, whole
+from fuzz_judges import (
+    no_nan,
+    right_decision,
+    right_gradient,
+    right_partition,
+    right_required,
+    right_sets,
+    right_shares,
+    right_task,
+    right_w,
+)
 
 import fcjax
-from fcjax import bounds, contract, latency, policies, presets, radio
+from fcjax import bandwidth, bounds, contract, latency, models, policies, presets, radio
 from fcjax.data import partition, synthetic
 
-# A judge returns what is wrong with an answer, or "". It is given the answer and what was asked.
 Call = tuple[Callable[..., Any], tuple, dict[str, Any]]
-_TOLERANCE = 1e-4  # in time: single precision, with room for what is summed
 
 
-def no_nan(answer: Any, *_: Any) -> str:
-    numbers = [leaf for leaf in jax.tree.leaves(answer) if _is_float(leaf)]
-    return "NaN from finite input" if any(np.isnan(np.asarray(leaf, float)).any() for leaf in numbers) else ""
+def with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The value, and its derivatives by all that are numbers; after a call by itself, which looks at what is given."""
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        function(*args, **kwargs)
+        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=lambda x: isinstance(x, list))
+        real = [_is_real(leaf) for leaf in leaves]
+
+        def of(numbers: list[Any]) -> Any:
+            rest = iter(numbers)
+            merged = [next(rest) if one else leaf for leaf, one in zip(leaves, real, strict=True)]
+            args, kwargs = jax.tree.unflatten(structure, merged)
+            return function(*args, **kwargs)
+
+        return jax.value_and_grad(of)([jnp.asarray(leaf, float) for leaf, one in zip(leaves, real, strict=True) if one])
+
+    return both
 
 
-def right_w(answer: Any, z: Any, branch: int = 0) -> str:
-    """Holds if w exp(w) = z, in double precision, as far as the precision of w goes."""
-    tolerance = max(1e-5, 4 * float(jnp.finfo(answer.dtype).eps))
-    z, w = np.asarray(z, float), np.asarray(answer, float)
-    inside = (z > -0.3678) & ((z < 0) if branch else True) & (np.abs(z) > 1e-37) & (np.abs(z) < 1e37)
-    z, w = z[inside], w[inside]
-    if np.isnan(w).any():
-        return "NaN inside the domain"
-    wrong = ~(np.abs(w * np.exp(w) - z) <= tolerance * (1 + np.abs(w)) * np.abs(z)) | ((w > -1) == bool(branch))
-    return f"w = {w[wrong]} for z = {z[wrong]}" if wrong.any() else ""
+def _is_real(leaf: Any) -> bool:
+    return not isinstance(leaf, str | bool) and np.asarray(leaf).dtype.kind in "fiu"
 
 
-def right_required(answer: Any, round_s: Any, seen: fcjax.Observation, cell: fcjax.Cell) -> str:
-    """Holds if devices with these shares are done at the given time, and if others could not be with any."""
-    share, world = np.asarray(answer, float), World(seen, cell)
-    if not world.is_plain or np.isnan(share).any():
-        return no_nan(answer)
-    round_s = float(round_s)
-    early = np.isinf(share) & (world.earliest_s < round_s * (1 - _TOLERANCE))
-    done_s = world.done_s(np.where(np.isinf(share) | (share == 0), 1, share))
-    wrong = np.isfinite(share) & (share > 0) & (np.abs(done_s - round_s) > _TOLERANCE * round_s)
-    return (
-        f"not done at {round_s}: {done_s[wrong]}, could be: {world.earliest_s[early]}" if np.any(early | wrong) else ""
-    )
-
-
-def right_shares(answer: fcjax.Decision, who: Any, seen: fcjax.Observation, cell: fcjax.Cell) -> str:
-    """Holds if shares sum to 1, and if all who have one are done at the same time, that of the round."""
-    share, who, world = np.asarray(answer.share, float), np.asarray(answer.scheduled), World(seen, cell)
-    round_s = float(answer.round_s)
-    if np.isnan(share).any() or np.isnan(round_s):
-        return "NaN from finite input"
-    if np.any(share[~who] != 0):
-        return "a share without being scheduled"
-    if not who.any() or not np.isfinite(round_s):
-        return ""
-    if abs(share.sum() - 1) > 1e-5:
-        return f"shares sum to {share.sum()}"
-    if not world.is_plain:
-        return ""
-    done_s = world.done_s(np.where(share > 0, share, 1))
-    late = (share > 0) & (np.abs(done_s - round_s) > _TOLERANCE * round_s)
-    return f"done at {done_s[late]} in a round of {round_s}" if late.any() else ""
-
-
-def right_sets(answer: Any, seen: fcjax.Observation, cell: fcjax.Cell) -> str:
-    """Holds if no set is faster: n devices can be done by t if the n smallest shares they need sum to at most 1."""
-    round_s, sets = np.asarray(answer[0], float), np.asarray(answer[1])
-    world, finite = World(seen, cell), np.isfinite(round_s)
-    sizes = np.arange(1, len(sets) + 1)
-    if np.isnan(round_s).any():
-        return "NaN from finite input"
-    if np.any(np.diff(round_s[finite]) < 0):
-        return "a larger set is faster"
-    if np.any(sets.sum(1)[finite] != sizes[finite]):
-        return "a set of another size"
-    if not world.is_plain:
-        return ""
-    for factor, enough in ((1 + _TOLERANCE, True), (1 - _TOLERANCE, False)):
-        needed = np.sort(world.needed(round_s[finite][:, None] * factor), axis=1)
-        total = np.cumsum(needed, axis=1)[np.arange(finite.sum()), sizes[finite] - 1]
-        wrong = (total <= 1) != enough
-        if wrong.any():
-            return (
-                f"sets of {sizes[finite][wrong]} are {'slower' if enough else 'faster'} than {round_s[finite][wrong]} s"
-            )
-    return ""
-
-
-class World:
-    """The physics of an upload once more, in double precision and without fcjax."""
-
-    def __init__(self, seen: fcjax.Observation, cell: fcjax.Cell):
-        numbers = (cell.bandwidth_hz, cell.noise_psd_w_hz, cell.power_w, cell.upload_bits, seen.gain, seen.compute_s)
-        self._band, noise, power, self._bits, gain, self._compute_s = (np.asarray(x, float) for x in numbers)
-        self._snr = power * gain / (self._band * noise)
-        with np.errstate(all="ignore"):
-            self.earliest_s = self._compute_s + self._bits * np.log(2) / (self._band * self._snr)
-        # Beyond these, single precision has no numbers for what comes in between.
-        between = (self._snr, self._band * noise, self._bits / self._band, self.earliest_s)
-        self.is_plain = all(np.all((x > 1e-18) & (x < 1e18)) for x in between)
-
-    def done_s(self, share: np.ndarray) -> np.ndarray:
-        """When devices are done that have these shares."""
-        return self._compute_s + self._bits * np.log(2) / (share * self._band * np.log1p(self._snr / share))
-
-    def needed(self, round_s: np.ndarray) -> np.ndarray:
-        """With which shares devices are done by then, inf where with none: by bisection."""
-        low, high = (np.full(np.broadcast_shapes(round_s.shape, self._snr.shape), x) for x in (1e-30, 1e30))
-        for _ in range(60):
-            middle = np.sqrt(low * high)
-            late = self.done_s(middle) > round_s
-            low, high = np.where(late, middle, low), np.where(late, high, middle)
-        return np.where(self.earliest_s < round_s, high, np.inf)
-
-
-def right_decision(answer: Any, *_: Any) -> str:
-    decision = answer[1]
-    if not np.any(decision.scheduled):
-        return "nobody is scheduled"
-    return "shares sum to more than 1" if float(jnp.sum(decision.share)) > 1 + 1e-5 else no_nan(decision)
-
-
-def right_partition(answer: partition.Partition, *_: Any) -> str:
-    held = np.concatenate([answer.of_device(i) for i in range(answer.num_devices)])
-    return "a sample is on two devices" if len(np.unique(held)) < len(held) else ""
-
-
-def _is_float(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+def round_s(who: Any, seen: fcjax.Observation, cell: fcjax.Cell) -> Any:
+    return fcjax.allocate(who, seen, cell).round_s
 
 
 POLICY_NAMES = ("fc", "exact", "rd", "pf", "cs-l", "cs-h", "as-l", "as-h", "fixed-1", "fixed-3", "fixed-7")
@@ -143,6 +62,8 @@ POLICY_NAMES = ("fc", "exact", "rd", "pf", "cs-l", "cs-h", "as-l", "as-h", "fixe
 def of_lambertw(rng: Rng, size: int) -> Call:
     """On both branches, mostly inside their domains."""
     branch = int(rng.integers(-1, 1))
+    if rng.random() < rng.spoilt / 4:
+        return fcjax.lambertw, (0.5, rng.choice([1, -2, 0.5, np.nan, "0", None])), {}
     z = array(rng, 1e-9, 0.3678, size) if branch else array(rng, 1e-9, 1e9, size)
     below = branch or rng.random() < 0.3
     return fcjax.lambertw, (-z if below and isinstance(z, np.ndarray | jax.Array) else z, branch), {}
@@ -210,6 +131,64 @@ def name_of_data(rng: Rng, _: int) -> Call:
     return fcjax.data.load, (name if rng.random() < 0.9 else JUNK[rng.integers(1, len(JUNK))],), {}
 
 
+def sweep(rng: Rng, size: int) -> Call:
+    """A small sweep from Python, whatever is passed to it."""
+    settings: dict[str, Any] = {
+        "distribution": "l1" if rng.random() < 0.7 else str(rng.choice(["iid", "dir0.5", "l7", "dir0", "x", ""])),
+        "radius_m": number(rng, 10, 2000),
+        "phi": number(rng, 1e-3, 10),
+        "budget_s": number(rng, 1, 3),
+        "num_devices": min(size, 5) if rng.random() > rng.spoilt / 2 else number(rng, 1, 20),
+        "seeds": whole(rng, 1, 3),
+        "workers": 1 if rng.random() > rng.spoilt / 2 else number(rng, 1, 3),
+    }
+    for name in settings:
+        if rng.random() < rng.spoilt / 8:
+            settings[name] = [settings[name], settings[name]] if rng.random() < 0.5 else JUNK[rng.integers(len(JUNK))]
+    policy = "pf" if rng.random() > rng.spoilt else rng.choice(["fc", "", "fixed-0", "a:b"])
+
+    def run(policy: str, settings: dict[str, Any]) -> Any:
+        preset = functools.partial(presets.shi2020, hidden=(), momentum=0.5)
+        swept = fcjax.sweep(policy, dataset=CLOUDS, preset=preset, **settings)
+        rows = fcjax.results.summary(swept)
+        return {name: rows[name].to_numpy(float) for name in ("best_accuracy", "tilde_accuracy", "elapsed_s", "rounds")}
+
+    return run, (str(policy), settings), {}
+
+
+def model(rng: Rng, size: int) -> Call:
+    """A model, and its loss on a batch of zeros and ones."""
+    kind = rng.integers(3)
+    scale = {"mean": number(rng, 1e-2, 1), "std": number(rng, 1e-2, 10)}
+    if kind == 0:
+        made = (models.mlp, ((whole(rng, 1, 5), 3), whole(rng, 1, 9)), {"hidden": (whole(rng, 1, 9),), **scale})
+    elif kind == 1:
+        made = (models.linear_regression, (whole(rng, 1, 9),), scale)
+    else:
+        made = (models.squared_svm, (whole(rng, 1, 9),), {"regularisation": number(rng, 1e-3, 1), **scale})
+
+    def loss(args: tuple, kwargs: dict[str, Any]) -> Any:
+        model = made[0](*args, **kwargs)
+        params = model.init(jax.random.key(0))
+        features = (args[0],) if kind else args[0]
+        return models.upload_bits(model), model.losses(params, jnp.ones((2, *features)), jnp.array([1, 1]) * (kind > 0))
+
+    return loss, made[1:], {}
+
+
+def task(rng: Rng, size: int) -> Call:
+    if rng.random() < 0.5:
+        kwargs = {"num_features": whole(rng, 1, 9), "noise": number(rng, 1e-3, 10), "seed": whole(rng, 1, 99)}
+        return synthetic.regression, (whole(rng, 1, 50), whole(rng, 1, 50)), kwargs
+    kwargs = {
+        "num_features": whole(rng, 1, 9),
+        "num_labels": whole(rng, 1, 9),
+        "spread": number(rng, 1e-3, 10),
+        "seed": whole(rng, 1, 99),
+    }
+    return synthetic.classification, (whole(rng, 1, 50), whole(rng, 1, 50)), kwargs
+
+
 LABELS = np.arange(600) % 10
 CLOUDS = synthetic.classification(1200, 100, num_features=4, num_labels=4, spread=0.5)
 
@@ -236,7 +215,7 @@ def simulate(rng: Rng, size: int) -> Call:
 
 
 # name: how often, how a call is made, what is true of the answer
-Target = tuple[int, Callable[[Rng, int], Call], Callable[..., str]]
+Target = tuple[float, Callable[[Rng, int], Call], Callable[..., str]]
 TARGETS: dict[str, Target] = {
     "lambertw": (8, of_lambertw, right_w),
     "required_share": (
@@ -246,6 +225,26 @@ TARGETS: dict[str, Target] = {
     ),
     "allocate": (10, lambda r, m: (fcjax.allocate, (scheduled(r, m), observation(r, m), cell(r, m)), {}), right_shares),
     "fastest_sets": (10, lambda r, m: (fcjax.fastest_sets, (observation(r, m), cell(r, m)), {}), right_sets),
+    "bandwidth.round_time": (
+        4,
+        lambda r, m: (bandwidth.round_time, (scheduled(r, m), array(r, 1e-6, 1, m), observation(r, m), cell(r, m)), {}),
+        no_nan,
+    ),
+    "gradient of allocate": (
+        2,
+        lambda r, m: (with_gradient(round_s), (scheduled(r, m), observation(r, m), cell(r, m)), {}),
+        right_gradient,
+    ),
+    "gradient of convergence_bound": (
+        2,
+        lambda r, m: (
+            with_gradient(bounds.convergence_bound),
+            (number(r, 1, m), number(r, 1, 1e4)),
+            of_bounds(r, m) | {"rho": number(r, 0.1, 10), "phi": number(r, 1e-3, 10)},
+        ),
+        right_gradient,
+    ),
+    "radio.required_efficiency": (3, lambda r, m: (radio.required_efficiency, (array(r, 1e-9, 1, m),), {}), no_nan),
     "radio.rate": (8, lambda r, m: (radio.rate, (array(r, 1e-6, 1, m), observation(r, m), cell(r, m)), {}), no_nan),
     "radio.path_gain": (5, lambda r, m: (radio.path_gain, (array(r, 1, 1e4, m), cell(r, m)), {}), no_nan),
     "radio.place": (3, lambda r, m: (radio.place, (key(r), cell(r, m)), {}), no_nan),
@@ -288,13 +287,20 @@ TARGETS: dict[str, Target] = {
         4,
         lambda r, m: (
             partition.by_name,
-            (str(r.choice(["iid", "l1", "l3", "l10", "l11", "dir0.3", "dir1e-9", "dir0", "x"])), LABELS, m),
-            {"seed": int(r.integers(1000)), "min_size": int(r.integers(0, 40))},
+            (
+                str(r.choice(["iid", "l1", "l3", "l10", "l11", "dir0.3", "dir1e-9", "dir0", "x"])),
+                LABELS,
+                whole(r, 1, m + 1),
+            ),
+            {"seed": whole(r, 0, 1000), "min_size": whole(r, 0, 40)},
         ),
         right_partition,
     ),
     "data.load": (2, name_of_data, lambda *_: ""),
     "results.load": (1, results_file, lambda *_: ""),
+    "data.synthetic": (1, task, right_task),
+    "models": (1, model, no_nan),
+    "sweep": (0.3, sweep, no_nan),
     "presets and simulate": (1, simulate, no_nan),
     "check_policy": (
         1,

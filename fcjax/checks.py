@@ -60,6 +60,18 @@ def within(name: str, value: Any, is_allowed: Callable[[np.ndarray], np.ndarray]
     return checked
 
 
+def whole(name: str, value: Any, low: int, high: int | None = None, *, why: str = "") -> int:
+    """Checks that a value is one whole number, of at least `low` and at most `high`, which `why` explains."""
+    try:
+        number = None if isinstance(value, str | bytes) else int(value)
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    if number is None or isinstance(value, bool) or number != value or number < low or not number <= (high or number):
+        allowed = f"a whole number of {low} or more" if high is None else f"a whole number from {low} to {high}"
+        raise ValueError(f"{name} must be {allowed}{why}, got {value!r}")
+    return number
+
+
 def positive(name: str, value: Any, *shapes: Shape, low: float = 1e-30, high: float = 1e30) -> Real:
     checked = within(name, value, lambda x: (x > 0) & np.isfinite(x), "positive and finite", *shapes)
     return _within_reach(name, checked, low, high)

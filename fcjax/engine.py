@@ -101,10 +101,10 @@ def execute(
 
 def layout(workers: int | None, side_by_side: int | None) -> tuple[int | None, int]:
     """How many devices take part, None for all, and how many runs each has side by side; as told, or what is best."""
-    for name, number in (("workers", workers), ("side_by_side", side_by_side)):
-        if number is not None and (not isinstance(number, int) or number < 1):
-            raise ValueError(f"{name} must be a whole number of 1 or more, got {number}")
-    return workers, side_by_side or (SIDE_BY_SIDE if devices.is_accelerated() else 1)
+    if side_by_side is None:
+        side_by_side = SIDE_BY_SIDE if devices.is_accelerated() else 1
+    workers = None if workers is None else checks.whole("workers", workers, 1)
+    return workers, checks.whole("side_by_side", side_by_side, 1)
 
 
 class _Group:

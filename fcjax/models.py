@@ -17,6 +17,8 @@ import numpy as np
 import optax
 from jax import Array
 
+from fcjax import checks
+
 Params = Any
 
 
@@ -34,8 +36,14 @@ class Model(NamedTuple):
 
 
 def num_parameters(model: Model) -> int:
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    return _count(jax.eval_shape(model.init, jax.random.key(0)))
+
+
+def _count(shapes: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+
+
+_MOST_PARAMETERS = 2**31 - 1  # which 32 bits can count
 
 
 def upload_bits(model: Model, bits_per_parameter: int = 32) -> float:
@@ -55,7 +63,12 @@ def mlp(
 
     Equal arguments give one and the same object, so that what is compiled for it is compiled once.
     """
-    return _mlp(tuple(input_shape), num_labels, tuple(hidden), mean, std)
+    return _mlp(
+        tuple(checks.whole("input_shape", size, 1, _MOST_PARAMETERS) for size in input_shape),
+        checks.whole("num_labels", num_labels, 1, _MOST_PARAMETERS),
+        tuple(checks.whole("hidden", size, 1, _MOST_PARAMETERS) for size in hidden),
+        *_scale(mean, std),
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -82,6 +95,7 @@ def from_flax(
 ) -> Model:
     """A classifier by cross-entropy from a flax module that maps a batch of inputs to logits (B, num_labels)."""
     name = type(module).__name__
+    mean, std = _scale(mean, std)
     example = jax.ShapeDtypeStruct((2, *input_shape), jnp.float32)
     try:
         variables = jax.eval_shape(lambda x: module.init(jax.random.key(0), x), example)
@@ -89,6 +103,8 @@ def from_flax(
         raise ValueError(f"{name} cannot be set up for inputs of shape {example.shape} alone: {error}") from error
     if not variables.get("params"):
         raise ValueError(f"{name} has no parameters to train")
+    if _count(variables) > _MOST_PARAMETERS:
+        raise ValueError(f"{name} has {_count(variables)} parameters, and can have {_MOST_PARAMETERS}")
     if others := sorted(set(variables) - {"params"}):
         raise ValueError(f"{name} has state beside its parameters ({', '.join(others)}), which averaging would lose")
     try:
@@ -101,8 +117,6 @@ def from_flax(
             f"{name} must map a batch of 2 to real logits of shape (2, {num_labels}), one a label, "
             f"got {shape or logits}"
         )
-    if not std > 0:
-        raise ValueError(f"std must be positive, got {std}")
 
     def apply(params, x):
         return module.apply({"params": params}, _normalised(x, mean, std))
@@ -126,6 +140,7 @@ def from_flax(
 
 def linear_regression(num_features: int, *, mean: float = 0.0, std: float = 1.0) -> Model:
     """The loss 1/2 (y - w x)^2, convex; an answer is right within 1/2."""
+    num_features, (mean, std) = checks.whole("num_features", num_features, 1, _MOST_PARAMETERS), _scale(mean, std)
 
     def predict(params, x):
         return _normalised(x, mean, std).reshape(x.shape[0], -1) @ params
@@ -148,6 +163,8 @@ def squared_svm(num_features: int, *, regularisation: float = 0.1, mean: float =
 
     The paper's Table II prints it without the square, which its smoothness needs.
     """
+    num_features, (mean, std) = checks.whole("num_features", num_features, 1, _MOST_PARAMETERS), _scale(mean, std)
+    regularisation = float(checks.not_negative("regularisation", regularisation, ()))
 
     def margin(params, x, y):
         return y * (_normalised(x, mean, std).reshape(x.shape[0], -1) @ params)
@@ -163,6 +180,13 @@ def squared_svm(num_features: int, *, regularisation: float = 0.1, mean: float =
             raise ValueError(f"a squared SVM needs targets of -1 and 1, got {np.unique(y)[:5]}")
 
     return Model(lambda _: jnp.zeros(num_features), losses, correct, check_signs)
+
+
+def _scale(mean: float, std: float) -> tuple[float, float]:
+    """By what inputs are normalised, such that they stay within the range of float32, and so does their square."""
+    allowed = lambda x: np.abs(x) <= 1e6  # noqa: E731
+    mean = float(checks.within("mean", mean, allowed, "between -1e6 and 1e6", ()))
+    return mean, float(checks.positive("std", std, (), low=1e-6, high=1e6))
 
 
 def _normalised(x: Array, mean: float, std: float) -> Array:

@@ -143,7 +143,7 @@ def required_efficiency(gamma: ArrayLike) -> Array:
     In nats/s/Hz, for gamma the ratio of the time an upload takes over infinite bandwidth to the time it may take;
     inf for gamma = 0, and 0 for gamma >= 1, where there is no positive root.
     """
-    gamma = jnp.asarray(gamma)
+    gamma = jnp.asarray(checks.not_negative_or_infinite("gamma", gamma))
     inside = (gamma > 0) & (gamma < 1)
     safe = jnp.where(inside, gamma, 0.5)
     edge = jnp.where(gamma == 0, jnp.inf, jnp.where(gamma >= 1, 0, jnp.nan))

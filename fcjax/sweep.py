@@ -3,19 +3,17 @@
 import dataclasses
 import functools
 import itertools
-import operator
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from fcjax import contract, data, policies, presets, results
+from fcjax import checks, contract, data, policies, presets, results
 from fcjax.archive import Archive
 from fcjax.engine import Clock, Job, execute, layout
 from fcjax.experiment import Experiment, check, most_rounds
@@ -25,6 +23,7 @@ from fcjax.rounds import Stop
 from fcjax.types import Policy
 
 _POLL_S = 1.0  # between two looks at what other processes have done
+_MOST_SEEDS = 10**6
 _AT_HAND = 64  # experiments that are kept in memory; others are made anew when their runs begin
 
 
@@ -102,18 +101,16 @@ def plan(
     preset: Callable[..., Experiment],
 ) -> list[Job]:
     """All runs of a sweep, checked, before any of them begins."""
-    chosen: Iterable[int] = range(int(seeds)) if isinstance(seeds, int | Integral) else seeds
-    seeds = [operator.index(seed) for seed in chosen]
-    for seed in seeds:
-        if not 0 <= seed < 2**31:
-            raise ValueError(f"seeds must be 0 or more and below 2^31, got {seed}")
+    if isinstance(seeds, int | float | np.generic):
+        seeds = range(checks.whole("the number of seeds", seeds, 1, _MOST_SEEDS))
+    seeds = [checks.whole("seeds", seed, 0, 2**31 - 1) for seed in _several("seeds", seeds)]
     choices = [
-        _several(distribution),
-        [float(radius) for radius in _several(radius_m)],
-        [budget if budget is None else float(budget) for budget in _several(budget_s)],
-        [_whole("num_devices", number) for number in _several(num_devices)],
+        _several("distribution", distribution),
+        [_number("radius_m", radius) for radius in _several("radius_m", radius_m)],
+        [budget if budget is None else _number("budget_s", budget) for budget in _several("budget_s", budget_s)],
+        [checks.whole("num_devices", number, 1) for number in _several("num_devices", num_devices)],
     ]
-    named = _policies(policy, _several(phi))
+    named = _policies(policy, [_number("phi", value) for value in _several("phi", phi)])
     names = ("policy and phi", "distribution", "radius_m", "budget_s", "num_devices", "seeds")
     for name, values in zip(names, ([entry[:2] for entry in named], *choices, seeds), strict=True):
         if len(values) == 0:
@@ -300,13 +297,13 @@ def _policies(
             if not isinstance(one, Policy):
                 raise ValueError(f"policy {name!r} must be a fcjax.Policy(init, select), got {one!r}")
         return [(str(name), float("nan"), one) for name, one in policy.items()]
-    if isinstance(policy, Policy) or any(isinstance(one, Policy) for one in _several(policy)):
+    if isinstance(policy, Policy) or any(isinstance(one, Policy) for one in _several("policy", policy)):
         raise ValueError("policy must be names, or policies by name, such as {'mine': policy}")
     named = []
-    for name in _several(policy):
+    for name in _several("policy", policy):
         factory = policies.factory_by_name(name)
         if policies.takes_phi(factory):
-            named += [(name, float(phi), policies.by_name(name, phi=phi)) for phi in phis]
+            named += [(name, phi, policies.by_name(name, phi=phi)) for phi in phis]
         else:
             named.append((name, float("nan"), policies.by_name(name)))
     return named
@@ -316,11 +313,14 @@ def _centralised(make: Callable[[], Experiment]) -> Callable[[], Experiment]:
     return lambda: presets.centralised(make())
 
 
-def _whole(name: str, value: Any) -> int:
-    if int(value) != value:
-        raise ValueError(f"{name} must be a whole number, got {value}")
-    return int(value)
+def _number(name: str, value: Any) -> float:
+    return float(checks.real(name, value, ()))
 
 
-def _several(value: Any) -> list:
-    return [value] if value is None or isinstance(value, str | int | float | np.generic) else list(value)
+def _several(name: str, value: Any) -> list:
+    if value is None or isinstance(value, str | int | float | np.generic):
+        return [value]
+    try:
+        return list(value)
+    except TypeError as error:
+        raise ValueError(f"{name} must be a value or a sequence of them, got {value!r}") from error

@@ -228,6 +228,7 @@ def _allocate(scheduled, world):
     return fcjax.allocate(scheduled, observation, fcjax.Cell(power_w=world["power_w"], **worlds.RADIO))
 
 
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("radius_m", [300, 3000])
 def test_derivatives_in_every_leaf(radius_m, x64):
     drawn = worlds.draw(np.random.default_rng(4), 5, radius_m=(radius_m, radius_m + 1))
@@ -246,6 +247,7 @@ def test_derivatives_in_every_leaf(radius_m, x64):
     assert all(np.array_equal(gradient[name] != 0, scheduled) for name in ("gain", "power_w", "compute_s"))
 
 
+@pytest.mark.usefixtures("quick_compilation")
 def test_check_grads_of_the_round_time(x64):
     observation, cell = worlds.build(worlds.draw(np.random.default_rng(5), 4), np.float64)
     function, at = worlds.log_leaves(lambda o, c: fcjax.allocate(np.arange(4) < 3, o, c).round_s, observation, cell)

@@ -52,7 +52,7 @@ console.leave(console.run(lambda: sweep.main(sys.argv[1:])))
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
-    """A folder for compiled programs that no other test uses."""
+    """A folder for compiled programs, for all processes that are started here."""
     global CACHE
     CACHE = tmp_path_factory.mktemp("cache")
 
@@ -61,7 +61,8 @@ def start(code, *arguments, devices=1):
     path = os.pathsep.join(map(str, (FOLDER, FOLDER / "tests", FOLDER / "experiments")))
     environment = os.environ | {
         "PYTHONPATH": path,
-        "FCJAX_CACHE_DIR": str(CACHE),
+        "JAX_COMPILATION_CACHE_DIR": str(CACHE),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
         "JAX_NUM_CPU_DEVICES": str(devices),
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }

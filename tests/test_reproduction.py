@@ -72,6 +72,8 @@ def test_killed_and_started_again_it_ends_with_the_same_file(tmp_path):
     """With SIGKILL, which nothing can prepare for."""
     environment = os.environ | {
         "FCJAX_CACHE_DIR": str(tmp_path / "cache"),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
         "PYTHONPATH": os.pathsep.join([str(FOLDER), str(Path(__file__).parent)]),
     }
 

@@ -1,6 +1,7 @@
 import _thread
 import dataclasses
 import functools
+import itertools
 import re
 import sys
 import warnings
@@ -14,7 +15,7 @@ import tiny
 import xarray as xr
 
 import fcjax
-from fcjax import engine, models, policies, results
+from fcjax import archive, engine, models, policies, results
 from fcjax.sweep import plan
 
 POLICIES = ("fc", "rd", "pf", "cs-h", "as-h")
@@ -116,13 +117,12 @@ def test_numbers_are_data_and_shapes_are_not():
 
 
 def test_ctrl_c_keeps_what_is_finished(monkeypatch, twenty):
-    finish, finished = results.finish, []
+    finish, number = results.finish, itertools.count(1)
 
     def finish_and_interrupt(*args):
-        finished.append(finish(*args))
-        if len(finished) == 2:
+        if next(number) == 2:  # whichever thread it is
             _thread.interrupt_main()
-        return finished[-1]
+        return finish(*args)
 
     monkeypatch.setattr(results, "finish", finish_and_interrupt)
     with pytest.warns(UserWarning, match=r"interrupted: [1-9]\d* of 20 runs had finished and are kept"):
@@ -166,11 +166,16 @@ def nobody():
         ("fc", {"distribution": "l5"}, "a device can have 1 to 4 distinct labels of this data set, got l = 5"),
         ("fc", {"distribution": "zipf"}, "unknown distribution 'zipf'"),
         ("fc", {"budget_s": 0.1}, "the budget of 0.1 s is shorter than any round can be: the shortest takes 0.24"),
-        ("fc", {"seeds": 0}, "seeds must have at least one value"),
+        ("fc", {"seeds": 0}, "the number of seeds must be a whole number from 1 to 1000000, got 0"),
         (["fc", "fc"], {}, "policy and phi has a value twice"),
         ("fc", {"radius_m": [600.0, 600.0]}, "radius_m has a value twice: 600.0, 600.0"),
-        ("fc", {"seeds": [2**31]}, "seeds must be 0 or more and below 2^31, got 2147483648"),
-        ("fc", {"num_devices": 5.5}, "num_devices must be a whole number, got 5.5"),
+        ("fc", {"seeds": []}, "seeds must have at least one value"),
+        ("fc", {"seeds": 2.5}, "the number of seeds must be a whole number from 1 to 1000000, got 2.5"),
+        ("fc", {"seeds": None}, "seeds must be a whole number from 0 to 2147483647, got None"),
+        ("fc", {"radius_m": "far"}, "radius_m must be a real number or an array of them, got 'far'"),
+        ("fc", {"budget_s": 1j}, "budget_s must be a value or a sequence of them, got 1j"),
+        ("fc", {"seeds": [2**31]}, "seeds must be a whole number from 0 to 2147483647, got 2147483648"),
+        ("fc", {"num_devices": 5.5}, "num_devices must be a whole number of 1 or more, got 5.5"),
         ("fc", {"budget_s": 1e300}, "the budget of 1e+300 s has room for"),
         (policies.fixed(2), {}, "policy must be names, or policies by name, such as"),
         ([policies.fixed(2)], {}, "policy must be names, or policies by name, such as"),
@@ -244,11 +249,13 @@ def test_a_run_that_diverges_is_marked_and_leaves_the_others_alone(side_by_side)
     assert list(rows.diverged_round) == list(swept.diverged_round.values)
 
 
+@pytest.mark.usefixtures("quick_compilation")
 def test_a_file_of_results_is_what_memory_would_hold(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["fcjax.sweep"], "_AT_HAND", 2)  # runs in a piece of the file
-    settings = {**SETTINGS, "seeds": 5, "distribution": ["l1", "dir0.5"], "num_devices": [4, 6]}
-    held = fcjax.sweep(("fc", "pf"), **settings)
-    read = fcjax.sweep(("fc", "pf"), **settings, keep=tmp_path / "runs", out=tmp_path / "histories.nc")
+    preset = functools.partial(tiny.experiment, model=models.mlp((8,), 4, hidden=(), mean=0.2))
+    settings = {**SETTINGS, "preset": preset, "seeds": 5, "distribution": ["l1", "dir0.5"], "num_devices": [4, 6]}
+    held = fcjax.sweep(("rd", "pf"), **settings)
+    read = fcjax.sweep(("rd", "pf"), **settings, keep=tmp_path / "runs", out=tmp_path / "histories.nc")
     xr.testing.assert_equal(held, read)
     xr.testing.assert_equal(held, results.load(tmp_path / "histories.nc"))
     assert {name: held[name].dtype.kind for name in held} == {name: read[name].dtype.kind for name in held}
@@ -258,21 +265,20 @@ def test_a_file_of_results_is_what_memory_would_hold(tmp_path, monkeypatch):
         fcjax.sweep(**SETTINGS, out=tmp_path / "other.nc")
 
 
-def test_runs_side_by_side_are_those_one_after_another():
-    one, several = (fcjax.sweep(("fc", "rd"), **SETTINGS | {"seeds": 3}, side_by_side=number) for number in (1, 4))
-    np.testing.assert_array_equal(one.scheduled, several.scheduled)
-    np.testing.assert_allclose(one.loss, several.loss, rtol=1e-4)
-
-
-def test_runs_side_by_side_are_the_same_whatever_their_number_and_that_of_workers(tmp_path):
+def test_runs_side_by_side(tmp_path):
+    """They are the same whatever their number and that of workers, and but for the last bits those alone."""
     keep = {"side_by_side": 4, "keep": tmp_path}
     many = fcjax.sweep("pf", **SETTINGS | {"seeds": 7}, **keep)
+    alone = fcjax.sweep("pf", **SETTINGS | {"seeds": 7})
+    np.testing.assert_array_equal(many.scheduled, alone.scheduled)
+    np.testing.assert_allclose(many.loss, alone.loss, rtol=1e-4)
     few = fcjax.sweep("pf", **SETTINGS | {"seeds": [3, 6]}, side_by_side=4, workers=1)
     for name in ("loss", "accuracy", "delta"):
         np.testing.assert_array_equal(many[name][[3, 6], : few.sizes["round"]], few[name])
     assert fcjax.sweep("pf", **SETTINGS | {"seeds": 7}, **keep).kept == 7
-    others = fcjax.sweep("pf", **SETTINGS | {"seeds": 7}, **keep | {"side_by_side": 2})
-    assert others.kept == 0, "runs that differ in their last bits are not mixed"
+    (job,) = plan("pf", **SETTINGS | DEFAULTS)
+    two, four = (archive._Fingerprints(number)(job) for number in (2, 4))
+    assert two != four, "runs that differ in their last bits are not mixed"
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_a_sweep_from_the_command_line(script, tmp_path, capsys):
         (["--policy", "fixed-21"], "n must be a whole number from 1 to 20, the number of devices, got 21"),
         (["--radius", "0"], "cell.radius_m must be positive and finite, got 0"),
         (["--distribution", "l11"], "a device can have 1 to 10 distinct labels of this data set, got l = 11"),
-        (["--devices", "0"], "num_devices must be 1 to"),
+        (["--devices", "0"], "num_devices must be a whole number of 1 or more, got 0"),
         (["--devices", "50"], "batch_size 128 is more than the"),
         (["--seeds", "0"], "--seeds must be 1 or more"),
         (["--seed", "-1"], "--seed 0 to 2^31"),

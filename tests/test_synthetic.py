@@ -26,7 +26,7 @@ def test_regression_has_its_weights():
 
 
 def test_bad_sizes_and_labels_are_named():
-    with pytest.raises(ValueError, match=r"num_train must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match=r"num_train must be a whole number from 1 to .*, got 0"):
         synthetic.classification(0)
     x, y = np.zeros((3, 2)), np.array([0, 1, 2])
     with pytest.raises(ValueError, match=r"train_y must be labels from 0 to 1, got 0 to 2"):

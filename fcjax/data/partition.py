@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from fcjax import checks
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Partition:
@@ -38,6 +40,8 @@ def by_name(
 
     Dirichlet sizes are unequal by nature, and drawn again until all devices have `min_size` samples.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"a distribution must be a name, such as iid, got {name!r}")
     if name == "iid":
         return iid(labels, num_devices, seed=seed, equal=equal)
     if match := re.fullmatch(r"l(\d+)", name):
@@ -53,7 +57,7 @@ def iid(
     labels: np.ndarray, num_devices: int, *, seed: int, equal: bool = True, sizes: np.ndarray | None = None
 ) -> Partition:
     """A random partition; of equal sizes, leaving out what does not divide, or complete, or of the given sizes."""
-    labels = _checked(labels, num_devices)
+    labels = _checked(labels, num_devices, seed)
     rng = np.random.default_rng([seed, 0])
     order = rng.permutation(labels.size)
     if sizes is not None:
@@ -76,7 +80,7 @@ def label_shards(
     The M l shards are spread over the labels as evenly as can be. Either all shards are equal, as large as the scarcest
     label allows, or every label that has a shard is used up.
     """
-    labels = _checked(labels, num_devices)
+    labels = _checked(labels, num_devices, seed)
     present, counts = np.unique(labels, return_counts=True)
     if not 1 <= labels_per_device <= present.size:
         raise ValueError(
@@ -116,9 +120,10 @@ def dirichlet(
 
     Drawn again until every device has `min_size` samples.
     """
-    labels = _checked(labels, num_devices)
+    labels = _checked(labels, num_devices, seed)
     if not (alpha > 0 and np.isfinite(alpha)):
         raise ValueError(f"alpha must be positive and finite, got {alpha}")
+    checks.whole("min_size", min_size, 0)
     if num_devices * min_size > labels.size:
         raise ValueError(
             f"{num_devices} devices of at least {min_size} samples need more than the {labels.size} there are"
@@ -155,14 +160,14 @@ def plot(partition: Partition, labels: np.ndarray, ax: Any = None) -> Any:
     return ax
 
 
-def _checked(labels: np.ndarray, num_devices: int) -> np.ndarray:
+def _checked(labels: np.ndarray, num_devices: int, seed: int) -> np.ndarray:
     labels = np.asarray(labels)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"labels must be one integer a sample, got shape {labels.shape} of {labels.dtype}")
     if labels.size and labels.min() < 0:
         raise ValueError(f"labels must be 0 or more, got {labels.min()}")
-    if not 1 <= num_devices <= labels.size:
-        raise ValueError(f"num_devices must be 1 to {labels.size}, the number of samples, got {num_devices}")
+    checks.whole("num_devices", num_devices, 1, labels.size, why=", the number of samples")
+    checks.whole("seed", seed, 0)
     return labels
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fcjax import checks
 from fcjax.data.dataset import Dataset
 
 
@@ -15,7 +16,9 @@ def classification(
     seed: int = 0,
 ) -> Dataset:
     """Gaussian clouds around random centres of unit variance, one a label; `spread` is their standard deviation."""
-    _check(num_train=num_train, num_features=num_features, num_labels=num_labels)
+    num_train, num_test, num_features, seed = _checked(num_train, num_test, num_features, seed)
+    num_labels = checks.whole("num_labels", num_labels, 1, _MOST_NUMBERS // num_features)
+    spread = float(checks.not_negative("spread", spread, ()))
     rng = np.random.default_rng([seed, 10])
     centres = rng.normal(size=(num_labels, num_features))
 
@@ -30,7 +33,8 @@ def regression(
     num_train: int, num_test: int = 0, *, num_features: int = 20, noise: float = 0.1, seed: int = 0
 ) -> Dataset:
     """Targets y = w x + noise for standard normal x and w, in float32."""
-    _check(num_train=num_train, num_features=num_features)
+    num_train, num_test, num_features, seed = _checked(num_train, num_test, num_features, seed)
+    noise = float(checks.not_negative("noise", noise, ()))
     rng = np.random.default_rng([seed, 11])
     weights = rng.normal(size=num_features)
 
@@ -41,10 +45,14 @@ def regression(
     return _dataset("synthetic regression", draw(num_train), draw(num_test), 0, np.float32)
 
 
-def _check(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be 1 or more, got {size}")
+_MOST_NUMBERS = 2**31 - 1  # of a training set
+
+
+def _checked(num_train: int, num_test: int, num_features: int, seed: int) -> tuple[int, int, int, int]:
+    num_features = checks.whole("num_features", num_features, 1, _MOST_NUMBERS)
+    most = _MOST_NUMBERS // num_features
+    num_train = checks.whole("num_train", num_train, 1, most)
+    return num_train, checks.whole("num_test", num_test, 0, most), num_features, checks.whole("seed", seed, 0)
 
 
 def _dataset(name: str, train: tuple, test: tuple, num_labels: int, dtype: type) -> Dataset:
