@@ -13,6 +13,7 @@ import io
 import signal
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -70,16 +71,19 @@ def attempt(call: Call, judge: Callable[..., str]) -> tuple[str, str]:
     return "answer", judge(answer, *args)
 
 
-def fuzz_functions(seed: int, num_calls: int, only: str | None, call: int | None) -> dict[str, collections.Counter]:
+def fuzz_functions(seed: int, num_calls: int, only: str | None, call: int | None) -> tuple[dict, dict]:
+    """What came of the calls of each function, and how long they took."""
     names = [only] if only else list(TARGETS)
     weights = np.array([TARGETS[name][0] for name in names], float)
     numbers = np.maximum(1, np.round(num_calls * weights / weights.sum())).astype(int)
     outcomes = {name: collections.Counter() for name in names}
+    seconds: dict[str, float] = {}
     done = 0
     with Progress(int(numbers.sum()), "calls") as shown:
         shown.begin("calling", counts=True)
         for name, count in zip(names, numbers, strict=True):
             _, make, judge = TARGETS[name]
+            before = time.monotonic()
             for index in range(count) if call is None else [call]:
                 rng = Rng(np.random.PCG64([seed, list(TARGETS).index(name), index]))
                 rng.spoilt = float(rng.choice([0.0, 0.05, 0.3], p=[0.5, 0.3, 0.2]))
@@ -93,7 +97,8 @@ def fuzz_functions(seed: int, num_calls: int, only: str | None, call: int | None
                         print(f"\n{again}: {fault}\n  {made[1:]}", file=sys.stderr)
                 done += 1
                 shown.update(done, done)
-    return outcomes
+            seconds[name] = time.monotonic() - before
+    return outcomes, seconds
 
 
 def value(rng: Rng, good: list[str], bad: list[str]) -> str:
@@ -196,9 +201,10 @@ def main() -> int:
     jax.config.update("jax_enable_x64", args.x64)
     faults = 0
     if args.command is None:
-        outcomes = fuzz_functions(args.seed, args.calls, args.only, args.call)
+        outcomes, seconds = fuzz_functions(args.seed, args.calls, args.only, args.call)
         for name, counted in outcomes.items():
-            print(f"{name}: {', '.join(f'{number} {what}' for what, number in sorted(counted.items()))}")
+            told = ", ".join(f"{number} {what}" for what, number in sorted(counted.items()))
+            print(f"{name}: {told} ({seconds[name]:.0f} s)")
         calls = sum(number for counted in outcomes.values() for what, number in counted.items() if what != "fault")
         faults += sum(counted["fault"] for counted in outcomes.values())
         print(f"{calls} calls with seed {args.seed}{' in double precision' if args.x64 else ''}: {faults} faults")

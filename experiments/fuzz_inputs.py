@@ -148,8 +148,10 @@ def drift(rng: Rng, size: int) -> dict[str, Any]:
 def is_finite(value: Any) -> bool:
     """Whether all that is in a call are numbers, and finite."""
     for leaf in jax.tree.leaves(value, is_leaf=lambda x: x is None):
-        if isinstance(leaf, str | bytes | bool) or (
-            hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        if (
+            isinstance(leaf, str | bytes | bool)
+            or callable(leaf)
+            or (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
         ):
             continue
         try:

@@ -1,5 +1,6 @@
 """What `fuzz.py` calls: for each target, how often, how a call is made, and who judges the answer."""
 
+import dataclasses
 import functools
 import tempfile
 from collections.abc import Callable
@@ -133,12 +134,13 @@ def name_of_data(rng: Rng, _: int) -> Call:
 
 def sweep(rng: Rng, size: int) -> Call:
     """A small sweep from Python, whatever is passed to it."""
+    size = min(size, 5)
     settings: dict[str, Any] = {
         "distribution": "l1" if rng.random() < 0.7 else str(rng.choice(["iid", "dir0.5", "l7", "dir0", "x", ""])),
         "radius_m": number(rng, 10, 2000),
         "phi": number(rng, 1e-3, 10),
         "budget_s": number(rng, 1, 3),
-        "num_devices": min(size, 5) if rng.random() > rng.spoilt / 2 else number(rng, 1, 20),
+        "num_devices": size if rng.random() > rng.spoilt / 2 else number(rng, 1, 20),
         "seeds": whole(rng, 1, 3),
         "workers": 1 if rng.random() > rng.spoilt / 2 else number(rng, 1, 3),
     }
@@ -194,6 +196,7 @@ CLOUDS = synthetic.classification(1200, 100, num_features=4, num_labels=4, sprea
 
 
 def simulate(rng: Rng, size: int) -> Call:
+    size = min(size, 5)  # devices that the data have mini-batches for
     settings = {
         "distribution": str(rng.choice(["iid", "l1", "l2", "l5", "dir0.1", "dir-1", "dirx", "l0", ""])),
         "num_devices": size,
@@ -204,14 +207,17 @@ def simulate(rng: Rng, size: int) -> Call:
         "hidden": (),
     }
     name = str(rng.choice(POLICY_NAMES))
+    other = cell(rng, size) if rng.random() < 0.3 else None
 
-    def run(name: str, seed: int, settings: dict[str, Any]) -> Any:
+    def run(name: str, seed: int, settings: dict[str, Any], other: list[fcjax.Cell]) -> Any:
         experiment = presets.shi2020(CLOUDS, **settings)
+        for one in other:
+            experiment = dataclasses.replace(experiment, cell=one)
         swept = fcjax.simulate(jax.random.key(seed), policies.by_name(name), experiment, max_rounds=4)
         history = jax.tree.map(lambda leaf: leaf[: swept.num_rounds], swept.history)
         return swept.params, swept.tilde_params, swept.best_accuracy, history
 
-    return run, (name, int(rng.integers(100)), settings), {}
+    return run, (name, int(rng.integers(100)), settings, [] if other is None else [other]), {}
 
 
 # name: how often, how a call is made, what is true of the answer
@@ -299,11 +305,11 @@ TARGETS: dict[str, Target] = {
     "data.load": (2, name_of_data, lambda *_: ""),
     "results.load": (1, results_file, lambda *_: ""),
     "data.synthetic": (1, task, right_task),
-    "models": (1, model, no_nan),
-    "sweep": (0.3, sweep, no_nan),
-    "presets and simulate": (1, simulate, no_nan),
+    "models": (0.4, model, no_nan),
+    "sweep": (0.2, sweep, no_nan),
+    "presets and simulate": (0.5, simulate, no_nan),
     "check_policy": (
-        1,
+        0.2,
         lambda r, m: (contract.check_policy, (policies.by_name(str(r.choice(POLICY_NAMES[:8]))), cell(r, m)), {}),
         no_nan,
     ),

@@ -91,6 +91,14 @@ def _within_reach(name: str, value: Real, low: float, high: float) -> Real:
     return within(name, value, lambda x: (x == 0) | ((x >= low) & (x <= high)), f"between {low:g} and {high:g}")
 
 
+def no_lists(name: str, fields: Any) -> None:
+    """Checks that no field is a list, which to JAX is not one array but many."""
+    for field in dataclasses.fields(fields):
+        value = getattr(fields, field.name)
+        if isinstance(value, list | tuple):
+            raise ValueError(f"{name}.{field.name} must be a number or an array, got a list: use numpy.array({value})")
+
+
 def num_devices(cell: Cell) -> int:
     """M, which `cell.power_w` tells."""
     shape = jnp.shape(real("cell.power_w", cell.power_w))
@@ -102,20 +110,49 @@ def num_devices(cell: Cell) -> int:
 def uplink(observation: Observation, cell: Cell, *, needs_upload: bool = True) -> tuple[Observation, Cell]:
     """Checks what the rate of an upload depends on; where bandwidth is to be shared, there must be an upload."""
     per_device = (num_devices(cell),)
-    size = positive if needs_upload else not_negative
     for field in dataclasses.fields(cell):  # also of those that do not matter here: programs are given all of them
         real(f"cell.{field.name}", getattr(cell, field.name), (), per_device)
+    fields = {name: of_cell(name, cell) for name in ("bandwidth_hz", "noise_psd_w_hz", "power_w", "upload_bits")}
+    if needs_upload:
+        positive("cell.upload_bits", fields["upload_bits"])
     return (
         Observation(
             gain=not_negative("observation.gain", observation.gain, per_device, low=0),
             compute_s=not_negative_or_infinite("observation.compute_s", observation.compute_s, per_device),
         ),
-        dataclasses.replace(
-            cell,
-            # Such that all products and ratios of them are within the range of float32.
-            bandwidth_hz=positive("cell.bandwidth_hz", cell.bandwidth_hz, (), low=1e-3, high=1e15),
-            noise_psd_w_hz=positive("cell.noise_psd_w_hz", cell.noise_psd_w_hz, (), low=1e-28, high=1),
-            power_w=not_negative("cell.power_w", cell.power_w, per_device, low=1e-20, high=1e6),
-            upload_bits=size("cell.upload_bits", cell.upload_bits, (), per_device, low=1e-6, high=1e20),
-        ),
+        dataclasses.replace(cell, **fields),
     )
+
+
+def whole_cell(cell: Cell) -> Cell:
+    """Checks all that a cell is made of."""
+    return dataclasses.replace(cell, **{field.name: of_cell(field.name, cell) for field in dataclasses.fields(cell)})
+
+
+def of_cell(name: str, cell: Cell) -> Real:
+    """Checks a field of a cell."""
+    check, limits, is_per_device, is_common = _OF_CELL[name]
+    shapes = (((),) if is_common else ()) + (((num_devices(cell),),) if is_per_device else ())
+    return check(f"cell.{name}", getattr(cell, name), *shapes, **limits)
+
+
+def _fraction(name: str, value: Any, *shapes: Shape) -> Real:
+    return within(name, value, lambda x: (x >= 0) & (x <= 1), "between 0 and 1", *shapes)
+
+
+# How each field is checked, and whether it may differ from device to device, and be common to them. The limits of the
+# first four are such that all products and ratios of them are within the range of float32.
+_OF_CELL: dict[str, tuple[Callable[..., Real], dict[str, float], bool, bool]] = {
+    "bandwidth_hz": (positive, {"low": 1e-3, "high": 1e15}, False, True),
+    "noise_psd_w_hz": (positive, {"low": 1e-28, "high": 1}, False, True),
+    "power_w": (not_negative, {"low": 1e-20, "high": 1e6}, True, False),
+    "upload_bits": (not_negative, {"low": 1e-6, "high": 1e20}, True, True),
+    "radius_m": (positive, {}, False, True),
+    "min_distance_m": (positive, {}, False, True),
+    "reference_gain": (positive, {}, False, True),
+    "path_loss_exponent": (not_negative, {"high": 100}, False, True),
+    "scatter": (_fraction, {}, False, True),
+    "shadowing_db": (not_negative, {"high": 100}, False, True),
+    "sample_floor_s": (not_negative, {}, True, True),
+    "sample_rate_hz": (positive, {}, True, True),
+}

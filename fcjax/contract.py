@@ -43,8 +43,8 @@ def check_policy(
       seed: of the rounds.
     """
     training = Training() if training is None else training
-    if num_rounds < 2:
-        raise ValueError(f"num_rounds must be 2 or more, got {num_rounds}")
+    num_rounds = checks.whole("num_rounds", num_rounds, 2)
+    cell = checks.whole_cell(cell)
     if not isinstance(policy, Policy):
         raise ValueError(f"{name} must be a fcjax.Policy(init, select), got {type(policy).__name__}")
     draws = jax.random.split(jax.random.key(seed), (3, num_rounds))

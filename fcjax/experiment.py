@@ -35,6 +35,8 @@ class Experiment:
 def check(experiment: Experiment) -> None:
     """Raises ValueError for settings that make no sense or do not fit each other; what is traced is passed over."""
     cell, training = experiment.cell, experiment.training
+    for name in ("cell", "training", "estimates"):
+        checks.no_lists(name, getattr(experiment, name))
     num_devices = checks.num_devices(cell)
     if np.shape(experiment.data.sizes) != (num_devices,):
         raise ValueError(
@@ -42,10 +44,9 @@ def check(experiment: Experiment) -> None:
             f"got {np.shape(experiment.data.sizes)}"
         )
     learning.check(experiment.data, training, experiment.model)
-    ones = np.ones(num_devices)
-    checks.uplink(Observation(ones, ones), cell, needs_upload=False)
-    checks.positive("cell.radius_m", cell.radius_m, ())
+    checks.whole_cell(cell)
     checks.positive("training.learning_rate", training.learning_rate, ())
+    checks.within("training.momentum", training.momentum, lambda x: (x >= 0) & (x <= 1), "between 0 and 1", ())
     checks.not_negative("observation_error", experiment.observation_error, ())
     for name in ("rho", "beta", "delta"):
         checks.not_negative(f"estimates.{name}", getattr(experiment.estimates, name), (num_devices,))

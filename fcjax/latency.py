@@ -21,9 +21,7 @@ def compute_time(key: Array, num_samples: ArrayLike, cell: Cell) -> Array:
       cell: for `sample_floor_s` and `sample_rate_hz`.
     """
     num_devices = checks.num_devices(cell)
-    shapes = (), (num_devices,)
-    num_samples = checks.not_negative("num_samples", num_samples, *shapes)
-    sample_floor_s = checks.not_negative("cell.sample_floor_s", cell.sample_floor_s, *shapes)
-    sample_rate_hz = checks.positive("cell.sample_rate_hz", cell.sample_rate_hz, *shapes)
+    num_samples = checks.not_negative("num_samples", num_samples, (), (num_devices,))
+    sample_floor_s, sample_rate_hz = (checks.of_cell(name, cell) for name in ("sample_floor_s", "sample_rate_hz"))
     extra = jax.vmap(jax.random.exponential)(keys.per_device(key, num_devices))
     return num_samples * (sample_floor_s + extra / sample_rate_hz)

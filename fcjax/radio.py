@@ -39,7 +39,7 @@ def dbm_to_w(value_dbm: ArrayLike) -> Array:
 
 def place(key: Array, cell: Cell) -> Array:
     """Distances to the base station, (M,) m, of devices that are uniform in the disc of the cell's radius."""
-    radius_m = checks.positive("cell.radius_m", cell.radius_m, ())
+    radius_m = checks.of_cell("radius_m", cell)
     uniform = jax.vmap(jax.random.uniform)(keys.per_device(key, checks.num_devices(cell)))
     return radius_m * jnp.sqrt(uniform)
 
@@ -47,10 +47,10 @@ def place(key: Array, cell: Cell) -> Array:
 def path_gain(distance_m: ArrayLike, cell: Cell) -> Array:
     """The mean power gain at a distance: a 1 km reference and a power law."""
     distance_m = checks.not_negative("distance_m", distance_m)
-    min_distance_m = checks.positive("cell.min_distance_m", cell.min_distance_m, ())
-    reference_gain = checks.positive("cell.reference_gain", cell.reference_gain, ())
-    exponent = checks.not_negative("cell.path_loss_exponent", cell.path_loss_exponent, (), high=100)
-    return reference_gain * (jnp.maximum(distance_m, min_distance_m) / 1e3) ** -exponent
+    min_distance_m, reference_gain = (checks.of_cell(name, cell) for name in ("min_distance_m", "reference_gain"))
+    exponent = checks.of_cell("path_loss_exponent", cell)
+    gain = reference_gain * (jnp.maximum(distance_m, min_distance_m) / 1e3) ** -exponent
+    return jnp.minimum(gain, jnp.finfo(gain.dtype).max)  # which what it is multiplied with may make a number again
 
 
 def fade(key: Array, cell: Cell) -> Array:
@@ -59,8 +59,7 @@ def fade(key: Array, cell: Cell) -> Array:
     The amplitude is sqrt(1 - s) + sqrt(s) CN(0, 1) with s the cell's `scatter`: constant for s = 0, Rayleigh for s = 1,
     Rician with the factor K = (1 - s)/s in between.
     """
-    scatter = checks.within("cell.scatter", cell.scatter, lambda x: (x >= 0) & (x <= 1), "between 0 and 1", ())
-    shadowing_db = checks.not_negative("cell.shadowing_db", cell.shadowing_db, (), high=100)
+    scatter, shadowing_db = checks.of_cell("scatter", cell), checks.of_cell("shadowing_db", cell)
     device_keys = keys.per_device(key, checks.num_devices(cell))
     in_phase, quadrature, shadow = jax.vmap(lambda k: jax.random.normal(k, (3,)))(device_keys).T
     scattered = scatter * (in_phase**2 + quadrature**2) / 2

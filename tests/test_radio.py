@@ -93,7 +93,10 @@ def test_efficiency_against_mpmath(dtype):
 
 def test_efficiency_at_the_edges(dtype):
     gamma = np.array([0, 1, 1.5, -0.1, np.nan], dtype)
-    np.testing.assert_array_equal(radio.required_efficiency(gamma), np.array([np.inf, 0, 0, np.nan, np.nan], dtype))
+    traced = jax.jit(radio.required_efficiency)(gamma)  # whose values nobody can look at
+    np.testing.assert_array_equal(traced, np.array([np.inf, 0, 0, np.nan, np.nan], dtype))
+    with pytest.raises(ValueError, match=r"gamma\[3\] must be zero or more, got -0.1"):
+        radio.required_efficiency(gamma)
     tiny = float(np.finfo(dtype).tiny)
     assert 0 < radio._efficiency(np.asarray(1, dtype), np.asarray(1e-30, dtype)) < 3e-30
     assert -math.log(tiny) < radio.required_efficiency(np.asarray(tiny, dtype)) < -2 * math.log(tiny)

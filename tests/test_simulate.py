@@ -302,6 +302,18 @@ def test_a_run_that_diverges_ends_with_the_last_model_that_was_one(experiment, n
         ({"radius_m": 0.0}, "cell.radius_m must be positive and finite, got 0"),
         ({"observation_error": -0.1}, "observation_error must be zero or more"),
         ({"test_x": np.zeros((0, 8)), "test_y": np.zeros(0)}, "test_x and test_y must hold at least one sample"),
+        (
+            {"cell": dataclasses.replace(tiny.experiment().cell, power_w=[0.01] * 6)},
+            "cell.power_w must be .* got a list",
+        ),
+        (
+            {"cell": dataclasses.replace(tiny.experiment().cell, scatter=1.5)},
+            "cell.scatter must be between 0 and 1, got",
+        ),
+        (
+            {"training": dataclasses.replace(tiny.experiment().training, momentum=-0.1)},
+            "training.momentum must be between 0 and 1, got -0.1",
+        ),
         ({"estimates": fcjax.Estimates(1.0, 2.0, 3.0)}, r"estimates.rho must have shape \(6,\)"),
         ({"data": tiny.experiment(num_devices=4).data}, r"data.sizes must have shape \(6,\)"),
     ],
