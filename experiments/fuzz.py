@@ -97,6 +97,8 @@ def fuzz_functions(seed: int, num_calls: int, only: str | None, call: int | None
                         print(f"\n{again}: {fault}\n  {made[1:]}", file=sys.stderr)
                 done += 1
                 shown.update(done, done)
+                if done % 5000 == 0:
+                    jax.clear_caches()  # a process can hold so many programs, and no more
             seconds[name] = time.monotonic() - before
     return outcomes, seconds
 

@@ -67,7 +67,7 @@ def of_lambertw(rng: Rng, size: int) -> Call:
         return fcjax.lambertw, (0.5, rng.choice([1, -2, 0.5, np.nan, "0", None])), {}
     z = array(rng, 1e-9, 0.3678, size) if branch else array(rng, 1e-9, 1e9, size)
     below = branch or rng.random() < 0.3
-    return fcjax.lambertw, (-z if below and isinstance(z, np.ndarray | jax.Array) else z, branch), {}
+    return fcjax.lambertw, (-z if below and getattr(z, "dtype", None) in (np.float32, np.float64) else z, branch), {}
 
 
 def select(rng: Rng, size: int) -> Call:

@@ -37,13 +37,7 @@ def allocate(scheduled: Array, observation: Observation, cell: Cell) -> Decision
       by the implicit function theorem.
     """
     observation, cell = checks.uplink(observation, cell)
-    scheduled = jnp.asarray(scheduled)
-    if scheduled.dtype != bool:
-        raise ValueError(f"scheduled must be a mask of booleans, one a device, got dtype {scheduled.dtype}")
-    if scheduled.shape != jnp.shape(cell.power_w):
-        raise ValueError(
-            f"scheduled must have shape {jnp.shape(cell.power_w)}, got {scheduled.shape}; use jax.vmap for batches"
-        )
+    scheduled = checks.mask("scheduled", scheduled, checks.num_devices(cell))
     return allocate_uploads(scheduled, uploads(observation, cell))
 
 
@@ -52,6 +46,8 @@ def round_time(scheduled: Array, share: Array, observation: Observation, cell: C
 
     0 if nobody is scheduled, inf if a scheduled device has no share or never finishes.
     """
+    observation, cell = checks.uplink(observation, cell, needs_upload=False)
+    scheduled = checks.mask("scheduled", scheduled, checks.num_devices(cell))
     bits_s = rate(share, observation, cell)
     reached = bits_s > 0
     upload_s = jnp.where(reached, cell.upload_bits / jnp.where(reached, bits_s, 1), jnp.inf)

@@ -91,6 +91,16 @@ def _within_reach(name: str, value: Real, low: float, high: float) -> Real:
     return within(name, value, lambda x: (x == 0) | ((x >= low) & (x <= high)), f"between {low:g} and {high:g}")
 
 
+def mask(name: str, value: Any, size: int) -> Array:
+    """Checks that a value is one boolean a device."""
+    array = value if isinstance(value, jax.Array | np.ndarray) else np.asarray(value)
+    if array.dtype != bool:
+        raise ValueError(f"{name} must be a mask of booleans, one a device, got dtype {array.dtype}")
+    if array.shape != (size,):
+        raise ValueError(f"{name} must have shape ({size},), got {array.shape}; use jax.vmap for batches")
+    return jnp.asarray(array)
+
+
 def no_lists(name: str, fields: Any) -> None:
     """Checks that no field is a list, which to JAX is not one array but many."""
     for field in dataclasses.fields(fields):

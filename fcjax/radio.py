@@ -123,7 +123,9 @@ def share_with_spare(spare_s: Array, upload: Upload) -> Array:
     hurried = feasible & jnp.isfinite(spare_s)
     spare_s, floor_s = jnp.where(hurried, spare_s, 1), jnp.where(hurried, upload.floor_s, 1)
     upload_s = floor_s + spare_s
-    share = upload.unit_s / (upload_s * _efficiency(floor_s / upload_s, spare_s / upload_s))
+    # A ratio below all numbers comes of shares that are 0 for `rate`.
+    ratio = jnp.maximum(floor_s / upload_s, jnp.finfo(upload_s.dtype).tiny)
+    share = upload.unit_s / (upload_s * _efficiency(ratio, spare_s / upload_s))
     return jnp.where(hurried, share, jnp.where(feasible, 0, jnp.inf))
 
 
