@@ -68,7 +68,7 @@ def attempt(call: Call, judge: Callable[..., str]) -> tuple[str, str]:
         return "other error", f"{type(error).__name__}: {error}"
     if not is_finite((args, kwargs)):
         return "answer to what is not finite", ""
-    return "answer", judge(answer, *args)
+    return "answer", judge(answer, *args, **kwargs)
 
 
 def fuzz_functions(seed: int, num_calls: int, only: str | None, call: int | None) -> tuple[dict, dict]:
@@ -141,6 +141,7 @@ def command_line(rng: Rng) -> list[str]:
 def fuzz_commands(seed: int, num_commands: int, only: int | None) -> collections.Counter:
     import sweep
 
+    jax.config.update("jax_disable_most_optimizations", True)  # most of a small sweep is compilation
     outcomes: collections.Counter = collections.Counter()
     with Progress(num_commands, "commands") as shown:
         shown.begin("running", counts=True)

@@ -15,7 +15,7 @@ from fcjax.data import partition
 _TOLERANCE = 1e-4  # in time: single precision, with room for what is summed
 
 
-def no_nan(answer: Any, *_: Any) -> str:
+def no_nan(answer: Any, *_: Any, **__: Any) -> str:
     numbers = [leaf for leaf in jax.tree.leaves(answer) if _is_float(leaf)]
     return "NaN from finite input" if any(np.isnan(np.asarray(leaf, float)).any() for leaf in numbers) else ""
 
@@ -123,13 +123,20 @@ def right_decision(answer: Any, *_: Any) -> str:
     return "shares sum to more than 1" if float(jnp.sum(decision.share)) > 1 + 1e-5 else no_nan(decision)
 
 
-def right_partition(answer: partition.Partition, *_: Any) -> str:
+def right_partition(answer: partition.Partition, *_: Any, **__: Any) -> str:
     held = np.concatenate([answer.of_device(i) for i in range(answer.num_devices)])
     return "a sample is on two devices" if len(np.unique(held)) < len(held) else ""
 
 
 def _is_float(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def right_slope_of_bound(answer: Any, *_: Any, beta: Any, learning_rate: Any, local_steps: Any, **__: Any) -> str:
+    """Holds if no derivative is NaN where the bound is one, and does not overflow: for eta <= 1/beta."""
+    value, gradient = answer
+    holds = np.all(np.asarray(beta, float) * float(learning_rate) <= 1) and float(local_steps) <= 60
+    return no_nan(gradient) if holds and np.isfinite(value) else no_nan(value)
 
 
 def right_gradient(answer: Any, *asked: Any) -> str:
@@ -139,6 +146,6 @@ def right_gradient(answer: Any, *asked: Any) -> str:
     return no_nan(gradient) if plain and np.isfinite(value) else no_nan(value)
 
 
-def right_task(answer: fcjax.data.Dataset, *_: Any) -> str:
+def right_task(answer: fcjax.data.Dataset, *_: Any, **__: Any) -> str:
     arrays = (answer.train_x, answer.train_y, answer.test_x, answer.test_y)
     return "" if all(np.isfinite(array).all() for array in arrays) else "a task with what is not finite"

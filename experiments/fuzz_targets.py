@@ -19,6 +19,7 @@ from fuzz_judges import (
     right_required,
     right_sets,
     right_shares,
+    right_slope_of_bound,
     right_task,
     right_w,
 )
@@ -248,7 +249,7 @@ TARGETS: dict[str, Target] = {
             (number(r, 1, m), number(r, 1, 1e4)),
             of_bounds(r, m) | {"rho": number(r, 0.1, 10), "phi": number(r, 1e-3, 10)},
         ),
-        right_gradient,
+        right_slope_of_bound,
     ),
     "radio.required_efficiency": (3, lambda r, m: (radio.required_efficiency, (array(r, 1e-9, 1, m),), {}), no_nan),
     "radio.rate": (8, lambda r, m: (radio.rate, (array(r, 1e-6, 1, m), observation(r, m), cell(r, m)), {}), no_nan),

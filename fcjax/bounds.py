@@ -3,7 +3,8 @@
 Theorems are numbered as the paper prints them: 1 is the bandwidth allocation, 2 bounds by B(Pi) what scheduling only n
 of M devices costs in a round, 3 bounds the loss of the best model after K rounds by eps0 + rho h(tau) + B(Pi).
 
-All are plain functions of arrays and differentiable in every argument; n, K and tau may be floats. From
+All are plain functions of arrays and differentiable in every argument; n, K and tau may be floats. Where they
+overflow, as they may for eta far above 1/beta, they are inf, and their derivatives mean nothing. From
 `sampling_constant` on, `delta` is (M,), `num_samples` (D_i) a scalar or (M,), and `beta` and `rho` are scalars or (M,),
 then averaged with the weights D_i/D. Further names map to the paper's symbols as learning_rate = eta,
 local_steps = tau, phi = varphi, budget_s = T.
@@ -25,40 +26,31 @@ Constant = Literal["published", "valid"]
 
 def local_drift(*, delta: ArrayLike, beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike) -> Array:
     """g(tau) = delta/beta ((eta beta + 1)^tau - 1): how far tau local steps lead from tau centralised ones."""
-    return _or_inf(_local_drift(delta, beta, learning_rate, local_steps))
+    delta, beta = _drift_of(delta, beta)
+    unit_excess, eta, tau = _unit_excess(beta, learning_rate, local_steps)
+    return _times(delta, eta * tau + unit_excess)
 
 
 def mean_drift(*, delta: ArrayLike, beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike) -> Array:
     """h(tau) = delta/beta ((eta beta + 1)^tau - 1) - eta delta tau: the same for the mean of all devices' models."""
-    return _or_inf(_mean_drift(delta, beta, learning_rate, local_steps))
+    delta, beta = _drift_of(delta, beta)
+    unit_excess, _, _ = _unit_excess(beta, learning_rate, local_steps)
+    return _times(delta, unit_excess)
 
 
-def _local_drift(delta: ArrayLike, beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike) -> Array:
-    delta, unit_excess, eta, tau = _unit_excess(delta, beta, learning_rate, local_steps)
-    return _saturated(delta * _saturated(eta * tau + unit_excess))
-
-
-def _mean_drift(delta: ArrayLike, beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike) -> Array:
-    delta, unit_excess, _, _ = _unit_excess(delta, beta, learning_rate, local_steps)
-    return _saturated(delta * unit_excess)
-
-
-def _saturated(x: Array) -> Array:
-    """The largest number instead of inf: times 0 it is 0, and so is its derivative."""
-    return jnp.minimum(x, jnp.finfo(x.dtype).max)
-
-
-def _or_inf(x: Array) -> Array:
-    """The inverse of `_saturated`, for whoever reads it."""
-    return jnp.where(x < jnp.finfo(x.dtype).max, x, jnp.inf)
-
-
-def _unit_excess(
-    delta: ArrayLike, beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike
-) -> tuple[Array, Array, Array, Array]:
-    """Delta, h(tau)/delta, without the cancellation of its terms at small eta beta, eta and tau."""
+def _drift_of(delta: ArrayLike, beta: ArrayLike) -> tuple[Array, ArrayLike]:
     delta = jnp.asarray(checks.not_negative("delta", delta))
-    beta = checks.not_negative("beta", beta, *(((), delta.shape) if delta.ndim else ()))
+    return delta, checks.not_negative("beta", beta, *(((), delta.shape) if delta.ndim else ()))
+
+
+def _times(factor: ArrayLike, bound: Array) -> Array:
+    """Their product, also where the factor is 0 and the bound has overflown: 0."""
+    factor = jnp.asarray(factor)
+    return factor * jnp.where((factor == 0) & jnp.isinf(bound), 0, bound)
+
+
+def _unit_excess(beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike) -> tuple[Array, Array, Array]:
+    """h(tau)/delta, without the cancellation of its terms at small eta beta; and eta and tau."""
     eta = jnp.asarray(checks.positive("learning_rate", learning_rate, (), low=1e-10, high=1e10))
     tau = jnp.asarray(checks.not_negative("local_steps", local_steps, (), high=1e9))
     x = eta * beta
@@ -66,19 +58,16 @@ def _unit_excess(
     # for tau >= 1 neither term is negative, and for tau = 1 both are 0.
     safe = jnp.where(x > 0, x, 1)
     log = jnp.log1p(safe)
-    growth = _saturated((1 + safe) * _expm1_minus_x((tau - 1) * log))
-    excess = _saturated((tau - 1) * (safe * log - x_minus_log1p(safe)) + growth)
-    return delta, _saturated(eta * jnp.where(x > 0, excess / safe, x * tau * (tau - 1) / 2)), eta, tau
+    excess = (tau - 1) * (safe * log - x_minus_log1p(safe)) + (1 + safe) * _expm1_minus_x((tau - 1) * log)
+    return eta * jnp.where(x > 0, excess / safe, x * tau * (tau - 1) / 2), eta, tau
 
 
 def _expm1_minus_x(x: Array) -> Array:
-    """The value of exp(x) - 1 - x, to the relative accuracy that the subtraction would lose at small x; saturated."""
+    """The value of exp(x) - 1 - x, to the relative accuracy that the subtraction would lose at small x."""
     num_terms = 9 if x.dtype == jnp.float32 else 17  # what is left out is below the rounding for |x| <= 1
     series = np.asarray([1 / math.factorial(k + 2) for k in reversed(range(num_terms))], x.dtype)
     small = jnp.clip(x, -1, 1)
-    most = np.log(jnp.finfo(x.dtype).max)
-    large = jnp.where(x < most, jnp.expm1(jnp.minimum(x, most)) - x, jnp.finfo(x.dtype).max)
-    return jnp.where(jnp.abs(x) < 1, small * small * jnp.polyval(series, small), large)
+    return jnp.where(jnp.abs(x) < 1, small * small * jnp.polyval(series, small), jnp.expm1(x) - x)
 
 
 def sampling_constant(
@@ -103,34 +92,17 @@ def sampling_constant(
 
     and is a bound if all D_i are equal; otherwise the mean of the scheduled models is biased, by a term of first order.
     """
-    return _or_inf(_sampling_constant(beta, delta, num_samples, learning_rate, local_steps, constant))
-
-
-def _sampling_constant(
-    beta: ArrayLike,
-    delta: ArrayLike,
-    num_samples: ArrayLike,
-    learning_rate: ArrayLike,
-    local_steps: ArrayLike,
-    constant: Constant,
-) -> Array:
     if constant not in get_args(Constant):
         raise ValueError(f"constant must be one of {', '.join(map(repr, get_args(Constant)))}, got {constant!r}")
     delta, weight = _per_device(delta, num_samples)
     beta = _mean("beta", beta, weight)
-    g = _local_drift(delta, beta, learning_rate, local_steps)
+    g = local_drift(delta=delta, beta=beta, learning_rate=learning_rate, local_steps=local_steps)
     # D enters only through D_i/D: fourth powers of sample counts are beyond float32.
     relative = weight / jnp.min(weight)
     pairs = weight.size * max(weight.size - 1, 1)  # for M = 1 the penalty is 0 whatever A is
     if constant == "published":
-        squares = _saturated(jnp.sum(weight**2) * _sum_of_squares(relative, g))
-    else:
-        squares = _sum_of_squares(relative, _saturated(g + _saturated(jnp.sum(weight * g)))) / 2
-    return _saturated(beta * squares) / pairs
-
-
-def _sum_of_squares(weight: Array, x: Array) -> Array:
-    return _saturated(jnp.sum(_saturated(_saturated(weight * x) ** 2)))
+        return _times(beta, jnp.sum(weight**2) * jnp.sum((relative * g) ** 2)) / pairs
+    return _times(beta, jnp.sum((relative * (g + jnp.sum(weight * g))) ** 2)) / (2 * pairs)
 
 
 def scheduling_penalty(
@@ -147,9 +119,16 @@ def scheduling_penalty(
 
     0 for n = M, inf for n = 0. `num_scheduled` may have any shape. See `sampling_constant` for `constant`.
     """
-    a = _sampling_constant(beta, delta, num_samples, learning_rate, local_steps, constant)
+    a = sampling_constant(
+        beta=beta,
+        delta=delta,
+        num_samples=num_samples,
+        learning_rate=learning_rate,
+        local_steps=local_steps,
+        constant=constant,
+    )
     n, num_devices = _num_scheduled(num_scheduled, delta)
-    return jnp.where(n > 0, _or_inf(_saturated((num_devices - n) / jnp.where(n > 0, n, 1) * a)), jnp.inf)
+    return jnp.where(n > 0, _times((num_devices - n) / jnp.where(n > 0, n, 1), a), jnp.inf)
 
 
 def convergence_bound(
@@ -189,8 +168,10 @@ def convergence_bound(
         constant=constant,
     )
     delta, weight = _per_device(delta, num_samples)
-    h = _mean_drift(jnp.sum(weight * delta), _mean("beta", beta, weight), learning_rate, tau)
-    floor = _saturated(_mean("rho", rho, weight) * h) + penalty
+    h = mean_drift(
+        delta=jnp.sum(weight * delta), beta=_mean("beta", beta, weight), learning_rate=learning_rate, local_steps=tau
+    )
+    floor = _times(_mean("rho", rho, weight), h) + penalty
     progress = jnp.asarray(learning_rate) * phi * tau
     half = 1 / (2 * progress * jnp.where(possible, k, 1))
     # half + sqrt(half^2 + floor/progress), in units of max(half, 1): a small phi makes the square of half overflow.

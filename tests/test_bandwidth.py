@@ -322,11 +322,26 @@ def test_fastest_sets_needs_little_memory():
         (np.ones(5, bool), r"scheduled must have shape \(6,\), got \(5,\)"),
         (np.ones((2, 6), bool), r"scheduled must have shape \(6,\), got \(2, 6\); use jax.vmap for batches"),
         (np.arange(6), r"scheduled must be a mask of booleans.*int"),
+        ("many", r"scheduled must be a mask of booleans.*<U4"),
+        (None, r"scheduled must be a mask of booleans.*object"),
     ],
 )
 def test_bad_schedules_are_named(scheduled, message, world):
     with pytest.raises(ValueError, match=message):
         fcjax.allocate(scheduled, *world)
+    with pytest.raises(ValueError, match=message):
+        bandwidth.round_time(scheduled, np.full(6, 1 / 6), *world)
+
+
+def test_devices_that_have_next_to_no_time_and_all_time_in_one_round(dtype):
+    """Ratios of times that are no numbers in float32 any more."""
+    cell = fcjax.Cell(2e7, 4e-21, np.full(3, 0.01, dtype), 1e4)
+    observation = fcjax.Observation(np.array([1e-7, 1e-7, 1e-10], dtype), np.array([1e-40, 1e28, 1.0], dtype))
+    decision = fcjax.allocate(np.ones(3, bool), observation, cell)
+    assert np.all(decision.share > 0)
+    np.testing.assert_allclose(np.sum(decision.share), 1, rtol=1e-6)
+    np.testing.assert_allclose(decision.round_s, 1e28, rtol=1e-6)
+    assert np.all(np.isfinite(fcjax.required_share(1e35, observation, cell)))
 
 
 def test_bad_cells_are_named_also_inside_jit(world):

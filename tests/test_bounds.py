@@ -179,3 +179,20 @@ def test_bad_counts_are_named():
         bounds.convergence_bound(5, -1, **FIXED)
     with pytest.raises(ValueError, match=r"budget_s must be positive.*got 0"):
         bounds.scheduling_objective(5, 1.0, budget_s=0.0, **FIXED)
+
+
+def test_what_overflows_is_infinite_and_of_no_consequence_where_it_does_not_count(dtype):
+    """With all devices scheduled nothing is lost by scheduling, whatever the constant would be."""
+    steep = cast({**FIXED, "beta": 60.0, "learning_rate": 1.0, "local_steps": 400.0}, dtype)
+    constants = without(steep, "rho", "phi")
+    assert bounds.sampling_constant(**constants) == np.inf
+    assert bounds.scheduling_penalty(19, **constants) == np.inf
+    assert bounds.scheduling_penalty(20, **constants) == 0
+    assert np.isfinite(bounds.convergence_bound(20, 9, **{**steep, "rho": 0.0}))
+    large = {**constants, "beta": 0.0, "delta": np.full(20, 1e29), "local_steps": 5.0}
+    assert bounds.sampling_constant(**large) == 0
+
+
+def test_a_beta_of_another_shape_is_named():
+    with pytest.raises(ValueError, match=r"beta must have shape \(\) or \(20,\), got \(3,\)"):
+        bounds.local_drift(delta=np.ones(20), beta=np.ones(3), learning_rate=0.1, local_steps=5)

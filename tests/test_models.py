@@ -93,3 +93,19 @@ def test_any_flax_module():
 def test_modules_that_do_not_fit_are_named(module, message):
     with pytest.raises(ValueError, match=message):
         models.from_flax(module, (8, 8, 1), 10)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: models.mlp((8,), 4, std=0.0), "std must be positive and finite, got 0"),
+        (lambda: models.mlp((8,), 4, mean=np.nan), "mean must be between -1e6 and 1e6, got nan"),
+        (lambda: models.mlp((8,), 4, hidden=(2.5,)), "hidden must be a whole number from 1 to .*, got 2.5"),
+        (lambda: models.mlp((10**5,), 10, hidden=(10**5,)), r"MLP has 1000.* parameters, and can have 2147483647"),
+        (lambda: models.linear_regression("many"), "num_features must be a whole number from 1 to .*, got 'many'"),
+        (lambda: models.squared_svm(3, regularisation=-1.0), "regularisation must be zero or more, and finite, got -1"),
+    ],
+)
+def test_impossible_sizes_and_scales_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -28,6 +28,10 @@ def test_regression_has_its_weights():
 def test_bad_sizes_and_labels_are_named():
     with pytest.raises(ValueError, match=r"num_train must be a whole number from 1 to .*, got 0"):
         synthetic.classification(0)
+    with pytest.raises(ValueError, match=r"num_features must be a whole number from 1 to .*, got 2.5"):
+        synthetic.regression(10, num_features=2.5)
+    with pytest.raises(ValueError, match=r"num_test must be a whole number from 0 to .*, got 1e\+36"):
+        synthetic.classification(10, 1e36)
     x, y = np.zeros((3, 2)), np.array([0, 1, 2])
     with pytest.raises(ValueError, match=r"train_y must be labels from 0 to 1, got 0 to 2"):
         Dataset("mine", x, y, x[:0], y[:0], ("a", "b"), "here")
