@@ -120,16 +120,17 @@ def command_line(rng: Rng) -> list[str]:
         ),
         "--distribution": (["l1", "l2", "iid", "dir0.5"], ["l0", "l99", "dir-1", "dirx", "dir1e-30", ""]),
         "--radius": (["600", "200", "1500"], NUMBERS),
-        "--devices": (["20", "5", "1"], ["0", "-1", "1.5", "100000", "x"]),
+        "--devices": (["20", "20", "20", "20", "5", "1"], ["0", "-1", "1.5", "100000", "x"]),
         "--budget": (["1", "2.5"], [*NUMBERS, "0.1"]),
         "--seeds": (["1", "2"], ["0", "-1", "x", "1.5"]),
         "--seed": (["0", "7"], ["-1", "2147483648", "x", "1e3"]),
         "--observation-error": (["0", "0.2"], ["-1", "nan", "inf", "x"]),
         "--workers": (["1", "2"], ["0", "-1", "x"]),
-        "--side-by-side": (["1", "2"], ["0", "-3", "x"]),
+        "--side-by-side": (["1", "1", "1", "2"], ["0", "-3", "x"]),
         "--dataset": (["mnist"], ["no_such", "", "../mnist", "mnist:9.9.9"]),
     }
-    several = {"--phi", "--policy", "--distribution", "--radius", "--devices"}
+    # Few new programs: to compile one takes longer than all the rest of a command.
+    several = {"--phi", "--distribution", "--radius"} | ({"--policy", "--devices"} if rng.random() < 0.1 else set())
     line = ["--budget", "1.5", "--seeds", "1"]
     for name, (good, bad) in options.items():
         if rng.random() < 0.3:
@@ -168,6 +169,8 @@ def attempt_command(sweep: Any, line: list[str]) -> tuple[str, str]:
             return "hang", "no end within three minutes"
         except BaseException as error:
             return "other error", f"{type(error).__name__}: {error}"
+        if code == 130:  # Ctrl-C, which was meant for all
+            raise KeyboardInterrupt
         named = [text for text in errors.getvalue().splitlines() if "error:" in text]
         if code == 2:
             left = [path.name for path in Path(out).iterdir()]

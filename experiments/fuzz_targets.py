@@ -288,8 +288,8 @@ TARGETS: dict[str, Target] = {
         ),
         no_nan,
     ),
-    "policies.select": (10, select, right_decision),
-    "policies by factory": (4, by_factory, right_decision),
+    "policies.select": (0.8, select, right_decision),
+    "policies by factory": (0.4, by_factory, right_decision),
     "partition": (
         4,
         lambda r, m: (

@@ -18,7 +18,7 @@ from pathlib import Path
 import xarray as xr
 
 SCRIPT = Path(__file__).parent / "sweep.py"
-OPTIONS = ["--policy", "fc", "rd", "--distribution", "l1", "iid", "--seeds", "3", "--budget", "15"]
+OPTIONS = ["--policy", "fc", "rd", "--distribution", "l1", "iid", "--seeds", "5", "--budget", "20"]
 
 
 def main() -> int:

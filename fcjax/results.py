@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import subprocess
 import tempfile
 import time
@@ -206,7 +207,12 @@ def save_parts(parts: Iterable[xr.Dataset], path: str | os.PathLike) -> None:
                         file[str(name)][num_runs : num_runs + part.sizes["run"]] = values
             first, num_runs = False, num_runs + part.sizes["run"]
 
-    write_whole(path, write)
+    try:
+        write_whole(path, write)
+    except (OSError, RuntimeError) as error:  # which of a full disk says that permission is denied, and the like
+        folder = Path(path).parent
+        free = f", with {shutil.disk_usage(folder).free / 1e6:.2g} MB free there" if folder.exists() else ""
+        raise OSError(f"results cannot be written to {path}{free}: {error}") from error
 
 
 def load(path: str | os.PathLike) -> xr.Dataset:

@@ -208,7 +208,12 @@ def run_all(
         elif team.index == 0:
             blocks = (done[start : start + _AT_HAND] for start in range(0, len(done), _AT_HAND))
             parts = (results.to_dataset([shelf.get(job) for job in block], about, room=shelf.room) for block in blocks)
-            results.save_parts(parts, out)
+            try:
+                results.save_parts(parts, out)
+            except OSError as error:
+                raise OSError(
+                    f"{error}; finished runs are kept in {keep}, and the same call goes on from there"
+                ) from error
         else:
             while team.does(0) != Does.REST:  # the first writes the file for all
                 team.check()

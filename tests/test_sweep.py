@@ -261,6 +261,10 @@ def test_a_file_of_results_is_what_memory_would_hold(tmp_path, monkeypatch):
     assert {name: held[name].dtype.kind for name in held} == {name: read[name].dtype.kind for name in held}
     assert read.accuracy.attrs == held.accuracy.attrs
     pd.testing.assert_frame_equal(results.summary(held), results.summary(read))
+    with pytest.raises(
+        OSError, match=r"results cannot be written to .*nowhere.*; finished runs are kept in .*runs, and"
+    ):
+        fcjax.sweep("pf", **settings | {"seeds": 1}, keep=tmp_path / "runs", out=tmp_path / "nowhere" / "histories.nc")
     with pytest.raises(ValueError, match="out needs keep"):
         fcjax.sweep(**SETTINGS, out=tmp_path / "other.nc")
 

@@ -2,7 +2,7 @@
 
 Each row is a process of its own that does one sweep (or one `jax.vmap` of `simulate`) of FC on MNIST, 5 simulated
 seconds long, and tells the most memory that it ever held. All seeds share one copy of the images. The rows "file" are
-whole runs, as `experiments/sweep.py` does them: kept on disk, put together into a file of results, told and drawn.
+by `experiments/sweep.py`, 20 simulated seconds long: kept on disk, put together into a file of results, told and drawn.
 
     python experiments/benchmarks/memory.py      # about 15 minutes
 """
@@ -20,6 +20,7 @@ import report
 
 SWEEPS = ((1, 20), (10, 20), (100, 20), (1, 100), (1, 400))  # seeds, devices: 400 have the samples of a mini-batch each
 BUDGET_S = 5.0
+BUDGET_OF_FILES_S = 20.0
 FILES = ((50, 20), (1000, 20))
 
 
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
     for row in rows:
         fewest = next(first for first in rows if (first["how"], first["M"]) == (row["how"], row["M"]))
         row["GB above the fewest seeds"] = row["peak GB"] - fewest["peak GB"]
-    draw(report.tell("memory", f"Peak memory, FC on MNIST for {BUDGET_S:g} simulated s", rows, args.out), args.out)
+    draw(report.tell("memory", "Peak memory, FC on MNIST", rows, args.out), args.out)
 
 
 def draw(table, out) -> None:
@@ -77,7 +78,9 @@ def measure(how: str, seeds: int, num_devices: int) -> dict[str, float]:
             import sweep
 
             with contextlib.redirect_stdout(sys.stderr):
-                sweep.main(["--seeds", str(seeds), "--devices", str(num_devices), "--out", folder])
+                sweep.main(
+                    [*f"--seeds {seeds} --devices {num_devices} --budget {BUDGET_OF_FILES_S}".split(), "--out", folder]
+                )
     elif how == "sweep":
         fcjax.sweep("fc", distribution="iid", seeds=seeds, num_devices=num_devices, budget_s=BUDGET_S)
     else:
