@@ -56,10 +56,12 @@ def _unit_excess(beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLi
     x = eta * beta
     # (1 + x)^tau - 1 - tau x = (tau - 1) (x l - (x - l)) + (1 + x) (exp(b) - 1 - b), l = ln(1 + x), b = (tau - 1) l:
     # for tau >= 1 neither term is negative, and for tau = 1 both are 0.
-    safe = jnp.where(x > 0, x, 1)
+    # Where x tau is below the rounding, only the first term of its series counts, and x^2 may be no number any more.
+    tiny = x * jnp.maximum(tau, 1) < jnp.finfo(x.dtype).eps / 4
+    safe = jnp.where(tiny, 1, x)
     log = jnp.log1p(safe)
     excess = (tau - 1) * (safe * log - x_minus_log1p(safe)) + (1 + safe) * _expm1_minus_x((tau - 1) * log)
-    return eta * jnp.where(x > 0, excess / safe, x * tau * (tau - 1) / 2), eta, tau
+    return eta * jnp.where(tiny, x * tau * (tau - 1) / 2, excess / safe), eta, tau
 
 
 def _expm1_minus_x(x: Array) -> Array:
