@@ -154,6 +154,8 @@ def fuzz_commands(seed: int, num_commands: int, only: int | None) -> collections
                 outcomes["fault"] += 1
                 print(f"\n--seed {seed} --command {index}: {fault}\n  {' '.join(line)}", file=sys.stderr)
             shown.update(index + 1, index + 1)
+            if index % 20 == 19:
+                jax.clear_caches()
     return outcomes
 
 

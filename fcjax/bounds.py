@@ -40,7 +40,14 @@ def mean_drift(*, delta: ArrayLike, beta: ArrayLike, learning_rate: ArrayLike, l
 
 def _drift_of(delta: ArrayLike, beta: ArrayLike) -> tuple[Array, ArrayLike]:
     delta = jnp.asarray(checks.not_negative("delta", delta))
-    return delta, checks.not_negative("beta", beta, *(((), delta.shape) if delta.ndim else ()))
+    beta = checks.not_negative("beta", beta)
+    try:
+        np.broadcast_shapes(delta.shape, jnp.shape(beta))
+    except ValueError as error:
+        raise ValueError(
+            f"delta and beta do not fit each other, of shapes {delta.shape} and {jnp.shape(beta)}"
+        ) from error
+    return delta, beta
 
 
 def _times(factor: ArrayLike, bound: Array) -> Array:

@@ -63,13 +63,20 @@ def within(name: str, value: Any, is_allowed: Callable[[np.ndarray], np.ndarray]
 def whole(name: str, value: Any, low: int, high: int | None = None, *, why: str = "") -> int:
     """Checks that a value is one whole number, of at least `low` and at most `high`, which `why` explains."""
     try:
-        number = None if isinstance(value, str | bytes) else int(value)
+        is_number = not isinstance(value, str | bytes | bool | np.bool_) and np.result_type(value).kind != "b"
+        number = int(value) if is_number else None
     except (TypeError, ValueError, OverflowError):
         number = None
-    if number is None or isinstance(value, bool) or number != value or number < low or not number <= (high or number):
+    if number is None or number != value or number < low or (high is not None and number > high):
         allowed = f"a whole number of {low} or more" if high is None else f"a whole number from {low} to {high}"
         raise ValueError(f"{name} must be {allowed}{why}, got {value!r}")
     return number
+
+
+def scalar(name: str, value: Any, check: Callable[..., Real] = real, **limits: float) -> float:
+    """Checks that a value is one number, and gives it as a float of Python, with all digits that it has."""
+    check(name, value, (), **limits)
+    return float(value)
 
 
 def positive(name: str, value: Any, *shapes: Shape, low: float = 1e-30, high: float = 1e30) -> Real:
@@ -80,6 +87,10 @@ def positive(name: str, value: Any, *shapes: Shape, low: float = 1e-30, high: fl
 def not_negative(name: str, value: Any, *shapes: Shape, low: float = 1e-30, high: float = 1e30) -> Real:
     checked = within(name, value, lambda x: (x >= 0) & np.isfinite(x), "zero or more, and finite", *shapes)
     return _within_reach(name, checked, low, high)
+
+
+def fraction(name: str, value: Any, *shapes: Shape) -> Real:
+    return within(name, value, lambda x: (x >= 0) & (x <= 1), "between 0 and 1", *shapes)
 
 
 def not_negative_or_infinite(name: str, value: Any, *shapes: Shape) -> Real:
@@ -93,7 +104,13 @@ def _within_reach(name: str, value: Real, low: float, high: float) -> Real:
 
 def mask(name: str, value: Any, size: int) -> Array:
     """Checks that a value is one boolean a device."""
-    array = value if isinstance(value, jax.Array | np.ndarray) else np.asarray(value)
+    if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)):
+        array: Any = jnp.asarray(value)
+    else:
+        try:
+            array = np.asarray(value)
+        except ValueError:  # a ragged list
+            array = np.asarray(None)
     if array.dtype != bool:
         raise ValueError(f"{name} must be a mask of booleans, one a device, got dtype {array.dtype}")
     if array.shape != (size,):
@@ -146,10 +163,6 @@ def of_cell(name: str, cell: Cell) -> Real:
     return check(f"cell.{name}", getattr(cell, name), *shapes, **limits)
 
 
-def _fraction(name: str, value: Any, *shapes: Shape) -> Real:
-    return within(name, value, lambda x: (x >= 0) & (x <= 1), "between 0 and 1", *shapes)
-
-
 # How each field is checked, and whether it may differ from device to device, and be common to them. The limits of the
 # first four are such that all products and ratios of them are within the range of float32.
 _OF_CELL: dict[str, tuple[Callable[..., Real], dict[str, float], bool, bool]] = {
@@ -161,7 +174,7 @@ _OF_CELL: dict[str, tuple[Callable[..., Real], dict[str, float], bool, bool]] = 
     "min_distance_m": (positive, {}, False, True),
     "reference_gain": (positive, {}, False, True),
     "path_loss_exponent": (not_negative, {"high": 100}, False, True),
-    "scatter": (_fraction, {}, False, True),
+    "scatter": (fraction, {}, False, True),
     "shadowing_db": (not_negative, {"high": 100}, False, True),
     "sample_floor_s": (not_negative, {}, True, True),
     "sample_rate_hz": (positive, {}, True, True),

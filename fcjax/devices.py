@@ -119,8 +119,9 @@ def compile_for(devices: Sequence[jax.Device], lower: Callable[[jax.Device], Low
     """A program for each device, given how it is lowered for one."""
     first, *others = dict.fromkeys(devices)
     with _LOCK:
+        lowered = lower(first)
         with _disk_events() as events:
-            compiled = lower(first).compile()
+            compiled = lowered.compile()
         executable = compiled.runtime_executable()
         if executable not in _programs:
             parts = _serialized(compiled) if _is_copyable(events) else None
@@ -134,7 +135,7 @@ def compile_for(devices: Sequence[jax.Device], lower: Callable[[jax.Device], Low
 
 
 _LOCK = threading.RLock()
-_MOST_PROGRAMS = 64
+_MOST_PROGRAMS = 16  # each takes memory maps, of which a process can have some 65,000
 _programs: dict[Any, tuple[tuple | None, dict[jax.Device, Compiled]]] = {}  # by what was compiled for the first device
 
 
@@ -158,11 +159,13 @@ _ASKED, _FOUND = "/jax/compilation_cache/compile_requests_use_cache", "/jax/comp
 
 @contextlib.contextmanager
 def _disk_events() -> Iterator[set[str]]:
-    """What JAX tells of its cache on disk meanwhile, also of what other threads do."""
+    """What JAX tells meanwhile of its cache on disk, and of what this thread does."""
     events: set[str] = set()
+    here = threading.get_ident()
 
     def note(event: str, **_: Any) -> None:
-        events.add(event)
+        if threading.get_ident() == here:
+            events.add(event)
 
     jax.monitoring.register_event_listener(note)
     try:

@@ -67,6 +67,7 @@ def execute(
     clock: Clock | None = None,
     workers: int | None = None,
     side_by_side: int = 1,
+    may_reduce: bool = True,
     tick: Callable[[], None] = lambda: None,
     progress: bool = False,
 ) -> Iterator[tuple[Job, results.Finished]]:
@@ -77,6 +78,7 @@ def execute(
       clock: is told where the time goes.
       workers: how many devices take part; by default all.
       side_by_side: how many runs a device does at a time.
+      may_reduce: whether it may do fewer, and that with other last bits, where there is no memory for so many.
       tick: is called now and then; what it raises ends the work.
       progress: shows a bar with the remaining time.
     """
@@ -86,7 +88,7 @@ def execute(
         for group in _groups(jobs):
             before = time.monotonic()
             shown.begin("compiling", counts=False)
-            batch = shown.run(_Batch, group, workers, side_by_side)
+            batch = shown.run(_Batch, group, workers, side_by_side, may_reduce)
             clock.num_programs += 1
             clock.compile_s += time.monotonic() - before
             before = time.monotonic()
@@ -204,7 +206,7 @@ class _Slot:
 class _Batch:
     """Runs that share a program, the program, and what its workers do."""
 
-    def __init__(self, group: _Group, workers: int | None, side_by_side: int):
+    def __init__(self, group: _Group, workers: int | None, side_by_side: int, may_reduce: bool):
         self.jobs, self._group = group.jobs, group
         self.workers = devices.for_programs(min(len(self.jobs), workers or len(self.jobs)))
         self._num_slots = side_by_side
@@ -216,11 +218,10 @@ class _Batch:
         self._shared = {device: jax.device_put(shared, device) for device in set(self.workers)}
         self._compiled = self._compile(selects)
         while (fitting := self._fitting()) < self._num_slots:
-            warnings.warn(
-                f"there is memory for {fitting} instead of {self._num_slots} runs side by side, which decides on the "
-                "last bits of results",
-                stacklevel=2,
-            )
+            found = f"there is memory for {fitting} instead of {self._num_slots} runs side by side"
+            if not may_reduce:
+                raise ValueError(f"{found}, and runs that are kept must not differ in that: use side_by_side={fitting}")
+            warnings.warn(f"{found}, which decides on the last bits of results", stacklevel=2)
             self._num_slots = fitting
             self._compiled = self._compile(selects)
 
@@ -261,7 +262,10 @@ class _Batch:
         fair = -(-len(self.jobs) // len(self.workers))  # no worker takes all
         inside = [_next(waiting) if slot < fair else None for slot in range(self._num_slots)]
         records: dict[int | None, list] = {index: [] for index in inside}
-        begun = [self._begin(index or 0) for index in inside]
+        if inside[0] is None:
+            return
+        first = self._begin(inside[0])  # also in the places that stay empty
+        begun = [first, *(first if index is None else self._begin(index) for index in inside[1:])]
         slots, states = (jax.device_put(_stack(part), device) for part in zip(*begun, strict=True))
         while any(index is not None for index in inside) and not stop.is_set():
             states, chunk = self._compiled[device](slots, states, self._shared[device])

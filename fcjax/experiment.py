@@ -46,7 +46,7 @@ def check(experiment: Experiment) -> None:
     learning.check(experiment.data, training, experiment.model)
     checks.whole_cell(cell)
     checks.positive("training.learning_rate", training.learning_rate, ())
-    checks.within("training.momentum", training.momentum, lambda x: (x >= 0) & (x <= 1), "between 0 and 1", ())
+    checks.fraction("training.momentum", training.momentum, ())
     checks.not_negative("observation_error", experiment.observation_error, ())
     for name in ("rho", "beta", "delta"):
         checks.not_negative(f"estimates.{name}", getattr(experiment.estimates, name), (num_devices,))

@@ -64,11 +64,19 @@ def mlp(
     Equal arguments give one and the same object, so that what is compiled for it is compiled once.
     """
     return _mlp(
-        tuple(checks.whole("input_shape", size, 1, _MOST_PARAMETERS) for size in input_shape),
+        _sizes("input_shape", input_shape),
         checks.whole("num_labels", num_labels, 1, _MOST_PARAMETERS),
-        tuple(checks.whole("hidden", size, 1, _MOST_PARAMETERS) for size in hidden),
+        _sizes("hidden", hidden),
         *_scale(mean, std),
     )
+
+
+def _sizes(name: str, sizes: Any) -> tuple[int, ...]:
+    try:
+        several = list(sizes)
+    except TypeError as error:
+        raise ValueError(f"{name} must be a sequence of sizes, such as (64,), got {sizes!r}") from error
+    return tuple(checks.whole(name, size, 1, _MOST_PARAMETERS) for size in several)
 
 
 @functools.lru_cache(maxsize=64)
@@ -103,8 +111,8 @@ def from_flax(
         raise ValueError(f"{name} cannot be set up for inputs of shape {example.shape} alone: {error}") from error
     if not variables.get("params"):
         raise ValueError(f"{name} has no parameters to train")
-    if _count(variables) > _MOST_PARAMETERS:
-        raise ValueError(f"{name} has {_count(variables)} parameters, and can have {_MOST_PARAMETERS}")
+    if (number := _count(variables["params"])) > _MOST_PARAMETERS:
+        raise ValueError(f"{name} has {number} parameters, and can have {_MOST_PARAMETERS}")
     if others := sorted(set(variables) - {"params"}):
         raise ValueError(f"{name} has state beside its parameters ({', '.join(others)}), which averaging would lose")
     try:
@@ -164,7 +172,7 @@ def squared_svm(num_features: int, *, regularisation: float = 0.1, mean: float =
     The paper's Table II prints it without the square, which its smoothness needs.
     """
     num_features, (mean, std) = checks.whole("num_features", num_features, 1, _MOST_PARAMETERS), _scale(mean, std)
-    regularisation = float(checks.not_negative("regularisation", regularisation, ()))
+    regularisation = checks.scalar("regularisation", regularisation, checks.not_negative)
 
     def margin(params, x, y):
         return y * (_normalised(x, mean, std).reshape(x.shape[0], -1) @ params)
@@ -185,8 +193,8 @@ def squared_svm(num_features: int, *, regularisation: float = 0.1, mean: float =
 def _scale(mean: float, std: float) -> tuple[float, float]:
     """By what inputs are normalised, such that they stay within the range of float32, and so does their square."""
     allowed = lambda x: np.abs(x) <= 1e6  # noqa: E731
-    mean = float(checks.within("mean", mean, allowed, "between -1e6 and 1e6", ()))
-    return mean, float(checks.positive("std", std, (), low=1e-6, high=1e6))
+    checks.within("mean", mean, allowed, "between -1e6 and 1e6", ())
+    return float(mean), checks.scalar("std", std, checks.positive, low=1e-6, high=1e6)
 
 
 def _normalised(x: Array, mean: float, std: float) -> Array:

@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,20 +198,28 @@ def save_parts(parts: Iterable[xr.Dataset], path: str | os.PathLike) -> None:
     def write(where: str) -> None:
         first, num_runs = True, 0
         for part in parts:
-            if first:
-                part.to_netcdf(where, engine="netcdf4", unlimited_dims=["run"] if "run" in part.dims else None)
-            else:
-                with netCDF4.Dataset(where, "a") as file:
-                    for name, variable in part.variables.items():
-                        values = variable.values.astype("i1") if variable.dtype == bool else variable.values
-                        file[str(name)][num_runs : num_runs + part.sizes["run"]] = values
+            with _told(path):
+                if first:
+                    part.to_netcdf(where, engine="netcdf4", unlimited_dims=["run"] if "run" in part.dims else None)
+                else:
+                    with netCDF4.Dataset(where, "a") as file:
+                        for name, variable in part.variables.items():
+                            values = variable.values.astype("i1") if variable.dtype == bool else variable.values
+                            file[str(name)][num_runs : num_runs + part.sizes["run"]] = values
             first, num_runs = False, num_runs + part.sizes["run"]
 
+    write_whole(path, write)
+
+
+@contextlib.contextmanager
+def _told(path: str | os.PathLike) -> Iterator[None]:
+    """Adds the free space to what netCDF says, which of a full disk is that permission is denied, and the like."""
     try:
-        write_whole(path, write)
-    except (OSError, RuntimeError) as error:  # which of a full disk says that permission is denied, and the like
-        folder = Path(path).parent
-        free = f", with {shutil.disk_usage(folder).free / 1e6:.2g} MB free there" if folder.exists() else ""
+        yield
+    except (OSError, RuntimeError) as error:
+        free = ""
+        with contextlib.suppress(OSError):
+            free = f", with {shutil.disk_usage(Path(path).parent).free / 1e6:.2g} MB free there"
         raise OSError(f"results cannot be written to {path}{free}: {error}") from error
 
 

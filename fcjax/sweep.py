@@ -106,11 +106,11 @@ def plan(
     seeds = [checks.whole("seeds", seed, 0, 2**31 - 1) for seed in _several("seeds", seeds)]
     choices = [
         _several("distribution", distribution),
-        [_number("radius_m", radius) for radius in _several("radius_m", radius_m)],
-        [budget if budget is None else _number("budget_s", budget) for budget in _several("budget_s", budget_s)],
+        [checks.scalar("radius_m", radius) for radius in _several("radius_m", radius_m)],
+        [budget if budget is None else checks.scalar("budget_s", budget) for budget in _several("budget_s", budget_s)],
         [checks.whole("num_devices", number, 1) for number in _several("num_devices", num_devices)],
     ]
-    named = _policies(policy, [_number("phi", value) for value in _several("phi", phi)])
+    named = _policies(policy, [checks.scalar("phi", value) for value in _several("phi", phi)])
     names = ("policy and phi", "distribution", "radius_m", "budget_s", "num_devices", "seeds")
     for name, values in zip(names, ([entry[:2] for entry in named], *choices, seeds), strict=True):
         if len(values) == 0:
@@ -185,7 +185,13 @@ def run_all(
         try:
             missing = [job for job in team.part(jobs) if job not in shelf]
             for job, run in execute(
-                missing, clock=clock, workers=workers, side_by_side=side_by_side, tick=team.check, progress=progress
+                missing,
+                clock=clock,
+                workers=workers,
+                side_by_side=side_by_side,
+                may_reduce=archive is None,
+                tick=team.check,
+                progress=progress,
             ):
                 shelf.put(job, run)
             team.tell(Does.WAIT)
@@ -211,9 +217,7 @@ def run_all(
             try:
                 results.save_parts(parts, out)
             except OSError as error:
-                raise OSError(
-                    f"{error}; finished runs are kept in {keep}, and the same call goes on from there"
-                ) from error
+                raise OSError(f"{error}; kept runs stay in {keep}, and the same call goes on from there") from error
         else:
             while team.does(0) != Does.REST:  # the first writes the file for all
                 team.check()
@@ -316,10 +320,6 @@ def _policies(
 
 def _centralised(make: Callable[[], Experiment]) -> Callable[[], Experiment]:
     return lambda: presets.centralised(make())
-
-
-def _number(name: str, value: Any) -> float:
-    return float(checks.real(name, value, ()))
 
 
 def _several(name: str, value: Any) -> list:

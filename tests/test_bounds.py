@@ -194,13 +194,13 @@ def test_what_overflows_is_infinite_and_of_no_consequence_where_it_does_not_coun
 
 
 def test_a_beta_of_another_shape_is_named():
-    with pytest.raises(ValueError, match=r"beta must have shape \(\) or \(20,\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"delta and beta do not fit each other, of shapes \(20,\) and \(3,\)"):
         bounds.local_drift(delta=np.ones(20), beta=np.ones(3), learning_rate=0.1, local_steps=5)
 
 
 @pytest.mark.parametrize("beta", [0.0, 3e-20, 1e-9, 1e-5])
 def test_a_loss_that_is_all_but_linear(beta, dtype):
-    """h = eta^2 beta delta tau (tau - 1)/2 to first order, and so are its derivatives."""
+    """To first order h = eta^2 beta delta tau (tau - 1)/2, and so are its derivatives."""
     drift = lambda beta: bounds.mean_drift(delta=2.0, beta=beta, learning_rate=0.1, local_steps=7.0)  # noqa: E731
     slope = 0.1**2 * 2 * 7 * 6 / 2
     value, derivative = jax.value_and_grad(drift)(jnp.asarray(beta, dtype))

@@ -118,6 +118,8 @@ def test_names_and_seeds(name):
         (lambda y: partition.by_name("dir0", y, 5, seed=0), r"alpha must be positive.*got 0"),
         (lambda y: partition.label_shards(y, 400, 10, seed=0), r"400 devices of 10 labels need 4000 shards.*for 500"),
         (lambda y: partition.iid(y, 501, seed=0), r"num_devices must be a whole number from 1 to 500.*got 501"),
+        (lambda y: partition.iid(y[:0], 3, seed=0), r"num_devices must be a whole number from 1 to 0.*got 3"),
+        (lambda y: partition.label_shards(y, 5, 1.5, seed=0), r"labels_per_device must be a whole number.*got 1.5"),
         (lambda y: partition.iid(y, 0, seed=0), r"num_devices must be a whole number from 1 to 500.*got 0"),
         (lambda y: partition.iid(y, 2, seed=0, sizes=np.array([400, 200])), r"sum to at most 500.*got 600"),
         (lambda y: partition.iid(y, 2, seed=0, sizes=np.array([4, 0])), r"sizes must be 2 integers of 1 or more"),

@@ -212,6 +212,12 @@ def test_integers_beside_fractions():
     assert together.rounds.values[2] > together.rounds.values[0]
 
 
+def test_numbers_of_numpy_keep_their_digits():
+    jobs = plan("fc", **SETTINGS | DEFAULTS | {"phi": np.array([0.05, 0.1]), "radius_m": np.float64(600.1)})
+    assert [job.labels["phi"] for job in jobs] == [0.05, 0.1]
+    assert jobs[0].labels["radius_m"] == 600.1
+
+
 def test_centralized_is_known_by_its_function():
     names = {"upper": policies.centralized(), "centralized": policies.random(1)}
     upper, lower = (job.experiment for job in plan(names, **SETTINGS | DEFAULTS))
@@ -261,9 +267,7 @@ def test_a_file_of_results_is_what_memory_would_hold(tmp_path, monkeypatch):
     assert {name: held[name].dtype.kind for name in held} == {name: read[name].dtype.kind for name in held}
     assert read.accuracy.attrs == held.accuracy.attrs
     pd.testing.assert_frame_equal(results.summary(held), results.summary(read))
-    with pytest.raises(
-        OSError, match=r"results cannot be written to .*nowhere.*; finished runs are kept in .*runs, and"
-    ):
+    with pytest.raises(OSError, match=r"No such file .*nowhere.*; kept runs stay in .*runs, and the same call"):
         fcjax.sweep("pf", **settings | {"seeds": 1}, keep=tmp_path / "runs", out=tmp_path / "nowhere" / "histories.nc")
     with pytest.raises(ValueError, match="out needs keep"):
         fcjax.sweep(**SETTINGS, out=tmp_path / "other.nc")
@@ -298,7 +302,7 @@ def test_bad_numbers_of_workers_are_named(changes, message):
 
 
 @pytest.mark.parametrize(("free", "sizes"), [(10**12, [4]), (150_000, [4, 1]), (1000, [4, 1])])
-def test_runs_side_by_side_are_no_more_than_there_is_memory_for(free, sizes, monkeypatch):
+def test_runs_side_by_side_are_no_more_than_there_is_memory_for(free, sizes, monkeypatch, tmp_path):
     seen = []
     compile_ = engine._Batch._compile
     monkeypatch.setattr(engine._Batch, "_compile", lambda self, s: seen.append(self._num_slots) or compile_(self, s))
@@ -308,6 +312,10 @@ def test_runs_side_by_side_are_no_more_than_there_is_memory_for(free, sizes, mon
         warnings.simplefilter("always")
         assert call().sizes["run"] == 8
     said = [str(warning.message) for warning in caught]
+    if free == 1000:
+        with pytest.raises(ValueError, match=r"there is memory for 1 instead of 4 runs.*: use side_by_side=1"):
+            call(keep=tmp_path)
+        seen.pop()
     assert seen == sizes
     assert len(said) == (0 if free == 10**12 else 1 if free > 1000 else 2)
     if free < 10**12:

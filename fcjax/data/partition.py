@@ -57,7 +57,7 @@ def iid(
     labels: np.ndarray, num_devices: int, *, seed: int, equal: bool = True, sizes: np.ndarray | None = None
 ) -> Partition:
     """A random partition; of equal sizes, leaving out what does not divide, or complete, or of the given sizes."""
-    labels = _checked(labels, num_devices, seed)
+    labels, num_devices, seed = _checked(labels, num_devices, seed)
     rng = np.random.default_rng([seed, 0])
     order = rng.permutation(labels.size)
     if sizes is not None:
@@ -80,8 +80,9 @@ def label_shards(
     The M l shards are spread over the labels as evenly as can be. Either all shards are equal, as large as the scarcest
     label allows, or every label that has a shard is used up.
     """
-    labels = _checked(labels, num_devices, seed)
+    labels, num_devices, seed = _checked(labels, num_devices, seed)
     present, counts = np.unique(labels, return_counts=True)
+    labels_per_device = checks.whole("labels_per_device", labels_per_device, 0)
     if not 1 <= labels_per_device <= present.size:
         raise ValueError(
             f"a device can have 1 to {present.size} distinct labels of this data set, got l = {labels_per_device}"
@@ -120,10 +121,10 @@ def dirichlet(
 
     Drawn again until every device has `min_size` samples.
     """
-    labels = _checked(labels, num_devices, seed)
+    labels, num_devices, seed = _checked(labels, num_devices, seed)
     if not (alpha > 0 and np.isfinite(alpha)):
         raise ValueError(f"alpha must be positive and finite, got {alpha}")
-    checks.whole("min_size", min_size, 0)
+    min_size = checks.whole("min_size", min_size, 0)
     if num_devices * min_size > labels.size:
         raise ValueError(
             f"{num_devices} devices of at least {min_size} samples need more than the {labels.size} there are"
@@ -160,15 +161,14 @@ def plot(partition: Partition, labels: np.ndarray, ax: Any = None) -> Any:
     return ax
 
 
-def _checked(labels: np.ndarray, num_devices: int, seed: int) -> np.ndarray:
+def _checked(labels: np.ndarray, num_devices: int, seed: int) -> tuple[np.ndarray, int, int]:
     labels = np.asarray(labels)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"labels must be one integer a sample, got shape {labels.shape} of {labels.dtype}")
     if labels.size and labels.min() < 0:
         raise ValueError(f"labels must be 0 or more, got {labels.min()}")
-    checks.whole("num_devices", num_devices, 1, labels.size, why=", the number of samples")
-    checks.whole("seed", seed, 0)
-    return labels
+    num_devices = checks.whole("num_devices", num_devices, 1, labels.size, why=", the number of samples")
+    return labels, num_devices, checks.whole("seed", seed, 0)
 
 
 def _partition(devices: list[np.ndarray], rng: np.random.Generator) -> Partition:

@@ -18,7 +18,7 @@ def classification(
     """Gaussian clouds around random centres of unit variance, one a label; `spread` is their standard deviation."""
     num_train, num_test, num_features, seed = _checked(num_train, num_test, num_features, seed)
     num_labels = checks.whole("num_labels", num_labels, 1, _MOST_NUMBERS // num_features)
-    spread = float(checks.not_negative("spread", spread, ()))
+    spread = checks.scalar("spread", spread, checks.not_negative)
     rng = np.random.default_rng([seed, 10])
     centres = rng.normal(size=(num_labels, num_features))
 
@@ -34,7 +34,7 @@ def regression(
 ) -> Dataset:
     """Targets y = w x + noise for standard normal x and w, in float32."""
     num_train, num_test, num_features, seed = _checked(num_train, num_test, num_features, seed)
-    noise = float(checks.not_negative("noise", noise, ()))
+    noise = checks.scalar("noise", noise, checks.not_negative)
     rng = np.random.default_rng([seed, 11])
     weights = rng.normal(size=num_features)
 
