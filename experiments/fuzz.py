@@ -75,7 +75,7 @@ def fuzz_functions(seed: int, num_calls: int, only: str | None, call: int | None
     """What came of the calls of each function, and how long they took."""
     names = [only] if only else list(TARGETS)
     weights = np.array([TARGETS[name][0] for name in names], float)
-    numbers = np.maximum(1, np.round(num_calls * weights / weights.sum())).astype(int)
+    numbers = np.ceil(num_calls * weights / weights.sum()).astype(int)
     outcomes = {name: collections.Counter() for name in names}
     seconds: dict[str, float] = {}
     done = 0
