@@ -64,8 +64,8 @@ def sweep(
         the number of runs. Needs `keep`.
       workers: how many devices of this process take part; by default all, or all cores of a CPU.
       side_by_side: how many runs a device does at the same time; by default one on a CPU, 16 on an accelerator. Where
-        there are fewer runs, places stay empty; where there is less memory, there are fewer places. The last bits of a
-        result depend on it, as they do on the kind of device.
+        there are fewer runs, places stay empty; where there is less memory, there are fewer places, or, with `keep`, an
+        error that says how many there may be. The last bits of a result depend on it, as they do on the kind of device.
       about: further attributes of the results.
       progress: shows a bar with the remaining time.
 
