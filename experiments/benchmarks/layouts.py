@@ -5,7 +5,7 @@ otherwise a device does them one after another. What `fcjax.sweep` chooses by it
 run at a time on each core. Its workers take runs from a queue. The rows "mesh" are what one would write without it: the
 runs are cut into equal parts, and `jax.shard_map` over `jax.make_mesh` does a part on each device, as one program.
 
-    python experiments/benchmarks/layouts.py      # about 5 minutes
+    python experiments/benchmarks/layouts.py      # about 6 minutes
 """
 
 import os
@@ -45,14 +45,21 @@ def main(argv: list[str] | None = None) -> None:
         {"runs from": how, "devices": number, "side by side": beside, "s": spent, "times one device": one / spent}
         for (how, number, beside), spent in zip(layouts, seconds.values(), strict=True)
     ]
-    table = report.tell("layouts", f"{NUM_RUNS} runs of FC on MNIST, {BUDGET_S:g} simulated s each", rows, args.out)
+    draw(
+        report.tell("layouts", f"{NUM_RUNS} runs of FC on MNIST, {BUDGET_S:g} simulated s each", rows, args.out),
+        args.out,
+    )
+
+
+def draw(table, out) -> None:
     figure, axes = report.plt.subplots(figsize=(5, 3))
     for (how, number), shown in table.groupby(["runs from", "devices"], sort=False):
         label = f"{how}, {number} device{'s'[: number > 1]}"
         axes.plot(shown["side by side"], shown["times one device"], "xo"[how == "queue"] + "-", label=label)
-    axes.set(xlabel="runs side by side on a device", ylabel="speed, one run on one device = 1", ylim=(0, None))
+    axes.set(xlabel="runs side by side on a device", ylabel="speed (one after another on one = 1)", ylim=(0, None))
+    axes.set_xticks(sorted(set(table["side by side"])))
     axes.legend()
-    report.save(figure, "layouts", args.out)
+    report.save(figure, "layouts", out)
 
 
 def measure(loaded: fcjax.data.Dataset, workers: int, side_by_side: int) -> float:
