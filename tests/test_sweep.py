@@ -16,6 +16,7 @@ import xarray as xr
 
 import fcjax
 from fcjax import archive, engine, models, policies, results
+from fcjax.jobs import groups
 from fcjax.sweep import plan
 
 POLICIES = ("fc", "rd", "pf", "cs-h", "as-h")
@@ -109,11 +110,11 @@ def test_numbers_are_data_and_shapes_are_not():
         | {"budget_s": [4.0, 5.0], "num_devices": [4, 6]},
     )
     assert len(jobs) == (2 + 1 + 1 + 1) * 2 * 2 * 2 * 2 * 2
-    groups = engine._groups(jobs)
-    assert sorted({len(group.jobs[0].experiment.data.sizes) for group in groups}) == [1, 4, 6]
+    found = groups(jobs)
+    assert sorted({len(group.jobs[0].experiment.data.sizes) for group in found}) == [1, 4, 6]
     # Devices: 4, 6; and one trainer with so many samples as the devices of that number and distribution have in all.
-    assert len(groups) == 3
-    assert sum(len(group.jobs) for group in groups) == len(jobs)
+    assert len(found) == 3
+    assert sum(len(group.jobs) for group in found) == len(jobs)
 
 
 def test_ctrl_c_keeps_what_is_finished(monkeypatch, twenty):
@@ -305,7 +306,7 @@ def test_bad_numbers_of_workers_are_named(changes, message):
 def test_runs_side_by_side_are_no_more_than_there_is_memory_for(free, sizes, monkeypatch, tmp_path):
     seen = []
     compile_ = engine._Batch._compile
-    monkeypatch.setattr(engine._Batch, "_compile", lambda self, s: seen.append(self._num_slots) or compile_(self, s))
+    monkeypatch.setattr(engine._Batch, "_compile", lambda self: seen.append(self._num_slots) or compile_(self))
     monkeypatch.setattr(engine.devices, "free_bytes", lambda device: free)
     call = functools.partial(fcjax.sweep, "pf", **SETTINGS | {"seeds": 8}, side_by_side=4)
     with warnings.catch_warnings(record=True) as caught:
