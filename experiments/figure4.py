@@ -9,7 +9,7 @@ from console import leave
 from reproduction import PERCENT, Block, Study, colours, grid, main, means, plt, summary, told
 
 from fcjax.data import Dataset
-from fcjax.engine import Job
+from fcjax.jobs import Job
 
 NUMBERS = range(1, 21)
 

@@ -13,7 +13,7 @@ from reproduction import POLICIES, Block, Study, colours, distributions, grid, i
 from verdicts import resampled
 
 from fcjax.data import Dataset
-from fcjax.engine import Job
+from fcjax.jobs import Job
 from fcjax.plots import held
 
 LEVEL = {"mnist": 0.8, "cifar10": 0.4}  # accuracy whose time is told; the paper's on MNIST

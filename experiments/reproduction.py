@@ -27,8 +27,8 @@ from console import Block, as_text, check_writable, warnings_as_lines
 
 import fcjax
 from fcjax import presets
-from fcjax.engine import Job
 from fcjax.experiment import Experiment
+from fcjax.jobs import Job
 from fcjax.plots import COLOURS, STYLE, interval
 from fcjax.results import write_whole
 from fcjax.sweep import plan, run_all

@@ -24,8 +24,9 @@ import jaxlib
 import numpy as np
 
 from fcjax import results
-from fcjax.engine import Job
 from fcjax.experiment import Experiment
+from fcjax.jobs import Job
+from fcjax.leaves import as_numbers
 from fcjax.rounds import Record, Stop
 from fcjax.simulate import advance, begin
 
@@ -126,7 +127,7 @@ class _Fingerprints:
 
 
 def _digest(leaf: Any) -> bytes:
-    array = np.asarray(_as_numbers(leaf))
+    array = np.asarray(as_numbers(leaf))
     about = f"{array.shape} {array.dtype}".encode()
     return hashlib.sha256(about + np.ascontiguousarray(array).tobytes()).digest()
 
@@ -152,8 +153,3 @@ def _digest_of_program(select: Callable, structure: Any, shapes: tuple, backend:
     if re.search(r"custom_call @xla\w*callback", text):
         return None
     return hashlib.sha256(f"{jax.__version__} {jaxlib.__version__} {backend} {number}\n{text}".encode()).digest()
-
-
-def _as_numbers(leaf: Any) -> Any:
-    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(leaf) if is_key else leaf

@@ -18,6 +18,7 @@ import jax
 
 T = TypeVar("T")
 
+_POLL_S = 1.0  # between two looks at what others have done
 _BEAT_S = 3.0  # between two signs of life
 _SILENT_S = 40.0  # after which a process that was seen is taken for dead
 _ABSENT_S = 300.0  # after which one that never was is: it may still load data
@@ -127,6 +128,11 @@ class Team:
                     f"{who} gave no sign of life for {silent_s:.0f} s: {why}. Finished runs are kept in "
                     f"{self._folder}; start all processes again, and they go on with what is missing"
                 )
+
+    def pause(self) -> None:
+        """Lets some time pass for the others, and checks that they are there."""
+        self.check()
+        time.sleep(_POLL_S)
 
     def _look(self) -> None:
         now = self._looked_at = time.monotonic()

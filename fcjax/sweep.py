@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,14 +14,13 @@ import xarray as xr
 
 from fcjax import checks, contract, data, policies, presets, results
 from fcjax.archive import Archive
-from fcjax.engine import Clock, Job, execute, layout
+from fcjax.engine import Clock, execute, layout
 from fcjax.experiment import Experiment, check, most_rounds
+from fcjax.jobs import Job
 from fcjax.processes import Does, Team
-from fcjax.progress import Progress
-from fcjax.rounds import Stop
+from fcjax.shelf import Shelf
 from fcjax.types import Policy
 
-_POLL_S = 1.0  # between two looks at what other processes have done
 _MOST_SEEDS = 10**6
 _AT_HAND = 64  # experiments that are kept in memory; others are made anew when their runs begin
 
@@ -174,7 +172,7 @@ def run_all(
     workers, side_by_side = layout(workers, side_by_side)
     archive = None if keep is None else Archive(keep, side_by_side)
     clock = Clock()
-    shelf = _Shelf(archive, in_memory=out is None)
+    shelf = Shelf(archive, in_memory=out is None)
     with Team(None if keep is None else Path(keep)) as team:
         if archive is not None and team.size > 1:
             team.begin(archive.digest(jobs))
@@ -220,81 +218,13 @@ def run_all(
                 raise OSError(f"{error}; kept runs stay in {keep}, and the same call goes on from there") from error
         else:
             while team.does(0) != Does.REST:  # the first writes the file for all
-                team.check()
-                time.sleep(_POLL_S)
+                team.pause()
         if not interrupted:
             team.tell(Does.REST)
     if together is None:
         assert out is not None
         return results.read(out)
     return together
-
-
-class _Shelf:
-    """Finished runs: in memory, or, where there are too many for that, in the archive."""
-
-    def __init__(self, archive: Archive | None, *, in_memory: bool):
-        self._archive, self._in_memory = archive, in_memory
-        self._runs: dict[Job, results.Finished | None] = {}
-        self._stops: dict[Job, Stop] = {}
-        self._num_rounds: dict[Job, int] = {}
-        self.room = (1, 1)  # rounds and devices that the largest needs
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    def __contains__(self, job: Job) -> bool:
-        return job in self._runs
-
-    def find(self, job: Job) -> None:
-        """Looks whether a run has been kept."""
-        if self._archive is not None and job not in self and (run := self._archive.load(job)) is not None:
-            self._note(job, run, kept=True)
-
-    def put(self, job: Job, run: results.Finished) -> None:
-        self._note(job, run, kept=self._archive is not None and self._archive.save(job, run))
-
-    def get(self, job: Job) -> results.Finished:
-        run = self._runs[job]
-        if run is None:
-            assert self._archive is not None
-            run = self._archive.load(job)
-        if run is None:
-            raise RuntimeError(
-                f"a finished run is not in its folder any more: {job.labels}; start again to do it again"
-            )
-        return run
-
-    def wait_for(self, jobs: Sequence[Job], team: Team, progress: bool) -> None:
-        """Waits for the runs of other processes."""
-        with Progress(len(jobs), "runs", enabled=progress) as shown:
-            shown.begin("waiting for other processes", counts=False)
-            while missing := [job for job in jobs if job not in self]:
-                shown.update(len(self), len(self))
-                team.check()
-                time.sleep(_POLL_S)
-                for job in missing:
-                    self.find(job)
-
-    def warn_of_faults(self, jobs: Sequence[Job]) -> None:
-        """Tells of runs that did not end as one expects, and of the first of each kind."""
-        for stop, fault in (
-            (Stop.BAD_DECISION, "were ended by an impossible decision of their policy"),
-            (Stop.DIVERGED, "diverged: their loss became infinite or not a number"),
-            (Stop.BUDGET, "had no round that ended within the budget"),
-        ):
-            found = [job for job in jobs if self._stops[job] == stop]
-            if stop == Stop.BUDGET:
-                found = [job for job in found if not self._num_rounds[job]]
-            if found:
-                where = f"the first after {self._num_rounds[found[0]]} rounds: {found[0].labels}"
-                warnings.warn(f"{len(found)} of {len(jobs)} runs {fault}, {where}", stacklevel=3)
-
-    def _note(self, job: Job, run: results.Finished, *, kept: bool) -> None:
-        num_rounds, num_devices = run.history.share.shape
-        self._runs[job] = None if kept and not self._in_memory else run
-        self._stops[job], self._num_rounds[job] = run.stop, num_rounds
-        self.room = max(self.room[0], num_rounds), max(self.room[1], num_devices)
 
 
 def _policies(

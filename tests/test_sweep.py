@@ -16,12 +16,15 @@ import xarray as xr
 
 import fcjax
 from fcjax import archive, engine, models, policies, results
+from fcjax.jobs import groups
 from fcjax.sweep import plan
 
 POLICIES = ("fc", "rd", "pf", "cs-h", "as-h")
 # A model of its own, whose programs no test has compiled without optimisations: here the last bit counts.
 EXPERIMENT = functools.partial(tiny.experiment, model=models.mlp((8,), 4, hidden=(), mean=0.1))
 SETTINGS = {"dataset": tiny.dataset(), "num_devices": tiny.NUM_DEVICES, "budget_s": 4.0, "preset": EXPERIMENT}
+# Another, for tests in which it does not.
+ROUGH = functools.partial(tiny.experiment, model=models.mlp((8,), 4, hidden=(), mean=0.2))
 DEFAULTS = {"distribution": "l1", "radius_m": 600.0, "phi": 0.05, "seeds": 1}
 
 
@@ -109,11 +112,11 @@ def test_numbers_are_data_and_shapes_are_not():
         | {"budget_s": [4.0, 5.0], "num_devices": [4, 6]},
     )
     assert len(jobs) == (2 + 1 + 1 + 1) * 2 * 2 * 2 * 2 * 2
-    groups = engine._groups(jobs)
-    assert sorted({len(group.jobs[0].experiment.data.sizes) for group in groups}) == [1, 4, 6]
+    found = groups(jobs)
+    assert sorted({len(group.jobs[0].experiment.data.sizes) for group in found}) == [1, 4, 6]
     # Devices: 4, 6; and one trainer with so many samples as the devices of that number and distribution have in all.
-    assert len(groups) == 3
-    assert sum(len(group.jobs) for group in groups) == len(jobs)
+    assert len(found) == 3
+    assert sum(len(group.jobs) for group in found) == len(jobs)
 
 
 def test_ctrl_c_keeps_what_is_finished(monkeypatch, twenty):
@@ -233,13 +236,14 @@ def test_double_precision_reaches_the_workers():
 
 def unstable(loaded, *, seed, **settings):
     """Every third run diverges."""
-    experiment = EXPERIMENT(loaded, seed=seed, **settings)
+    experiment = ROUGH(loaded, seed=seed, **settings)
     learning_rate = 1e25 if seed % 3 == 1 else 0.05
     return dataclasses.replace(
         experiment, training=dataclasses.replace(experiment.training, learning_rate=np.float32(learning_rate))
     )
 
 
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("side_by_side", [1, 4])
 def test_a_run_that_diverges_is_marked_and_leaves_the_others_alone(side_by_side):
     settings = {**SETTINGS, "preset": unstable, "side_by_side": side_by_side}
@@ -258,8 +262,7 @@ def test_a_run_that_diverges_is_marked_and_leaves_the_others_alone(side_by_side)
 @pytest.mark.usefixtures("quick_compilation")
 def test_a_file_of_results_is_what_memory_would_hold(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["fcjax.sweep"], "_AT_HAND", 2)  # runs in a piece of the file
-    preset = functools.partial(tiny.experiment, model=models.mlp((8,), 4, hidden=(), mean=0.2))
-    settings = {**SETTINGS, "preset": preset, "seeds": 5, "distribution": ["l1", "dir0.5"], "num_devices": [4, 6]}
+    settings = {**SETTINGS, "preset": ROUGH, "seeds": 5, "distribution": ["l1", "dir0.5"], "num_devices": [4, 6]}
     held = fcjax.sweep(("rd", "pf"), **settings)
     read = fcjax.sweep(("rd", "pf"), **settings, keep=tmp_path / "runs", out=tmp_path / "histories.nc")
     xr.testing.assert_equal(held, read)
@@ -301,13 +304,14 @@ def test_bad_numbers_of_workers_are_named(changes, message):
         fcjax.sweep(**SETTINGS, **changes)
 
 
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(("free", "sizes"), [(10**12, [4]), (150_000, [4, 1]), (1000, [4, 1])])
 def test_runs_side_by_side_are_no_more_than_there_is_memory_for(free, sizes, monkeypatch, tmp_path):
     seen = []
     compile_ = engine._Batch._compile
-    monkeypatch.setattr(engine._Batch, "_compile", lambda self, s: seen.append(self._num_slots) or compile_(self, s))
+    monkeypatch.setattr(engine._Batch, "_compile", lambda self: seen.append(self._num_slots) or compile_(self))
     monkeypatch.setattr(engine.devices, "free_bytes", lambda device: free)
-    call = functools.partial(fcjax.sweep, "pf", **SETTINGS | {"seeds": 8}, side_by_side=4)
+    call = functools.partial(fcjax.sweep, "pf", **SETTINGS | {"seeds": 8, "preset": ROUGH}, side_by_side=4)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert call().sizes["run"] == 8
