@@ -12,13 +12,13 @@ and mini-batches. Writes to OUT
 import argparse
 import json
 import os
-import re
 import shlex
 import sys
 import time
 from functools import partial
 from pathlib import Path
 
+import cluster
 from console import as_text, check_writable, end_in_order, last_words, leave, run, warnings_as_lines, watch
 
 EXAMPLES = """examples:
@@ -69,17 +69,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="runs that a device does at the same time (default: 1 on a CPU, 16 on an accelerator)",
     )
-    several_processes = p.add_argument_group(
-        "several processes, on one machine or many", "All are given the same command, and an OUT that they share."
-    )
-    several_processes.add_argument(
-        "--distributed",
-        action="store_true",
-        help="join the others, as Slurm, Kubernetes or MPI say, or as the options that follow do",
-    )
-    several_processes.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 is")
-    several_processes.add_argument("--processes", type=int, metavar="N", help="how many there are")
-    several_processes.add_argument("--process", type=int, metavar="I", help="which this one is: 0, 1, ...")
+    cluster.add_options(p)
     p.add_argument("--out", type=Path, default=Path("out/sweep"), help="folder for the results (default: %(default)s)")
     return p
 
@@ -99,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         from fcjax.results import remove_abandoned
         from fcjax.sweep import plan, run_all
 
-        process = join(args)
+        process = cluster.join(args)
         claim = Claim(args)
         claim.check()
         remove_abandoned(args.out)
@@ -133,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
         elif results.complete:
             print(f"process {process}: all {results.sizes['run']} runs are there; process 0 tells the results")
         if results.complete:
-            part()
+            cluster.part()
         return code
     except (ValueError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -163,36 +153,6 @@ def tell(results, out: Path, start: float) -> int:
 
 # What has no say in the results, or not in what they are results of.
 _HOW = ("out", "workers", "distributed", "coordinator", "processes", "process")
-
-
-def join(args: argparse.Namespace) -> int:
-    """Joins the other processes of a sweep, if there are any, and returns the number of this one."""
-    import jax
-
-    told = {"coordinator_address": args.coordinator, "num_processes": args.processes, "process_id": args.process}
-    if not args.distributed and all(value is None for value in told.values()):
-        return 0
-    if args.coordinator is not None and not re.fullmatch(r".+:\d+", args.coordinator):
-        raise ValueError(f"--coordinator must be HOST:PORT, got {args.coordinator}")
-    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM stays with us
-    try:
-        jax.distributed.initialize(**told)
-    except ValueError as error:
-        raise ValueError(
-            f"no cluster was found ({error}): give --coordinator HOST:PORT, --processes N and --process I, or start it "
-            "by Slurm, Kubernetes or Open MPI"
-        ) from error
-    return jax.process_index()
-
-
-def part() -> None:
-    """Waits for the other processes, which JAX would end if the first were gone before them."""
-    import jax
-
-    try:
-        jax.distributed.shutdown()
-    except RuntimeError as error:
-        print(f"warning: the results are complete, but not all processes ended in order: {error}", file=sys.stderr)
 
 
 class Claim:

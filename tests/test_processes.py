@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import sweep as sweep_script
 
 from fcjax import processes, results
 
@@ -257,12 +258,46 @@ def test_the_script_in_two_processes(tmp_path):
     ("arguments", "message"),
     [
         (["--distributed", "--processes", 2], "no cluster was found"),
-        (["--coordinator", "here", "--processes", 2, "--process", 0], "--coordinator must be HOST:PORT, got here"),
+        (["--coordinator", "here"], "--coordinator must be HOST:PORT, with a port from 1 to 65535, got 'here'"),
+        (["--coordinator", "here:65536"], "--coordinator must be HOST:PORT, with a port from 1 to 65535, got 'here:65"),
+        (["--coordinator", ":1"], "--coordinator must be HOST:PORT, with a port from 1 to 65535, got ':1'"),
+        (["--processes", 0], "--processes must be 1 or more, got 0"),
+        (["--processes", 2, "--process", -1], "--process must be 0 or more, got -1"),
+        (["--processes", 2, "--process", 2], "--process must be less than --processes 2, got 2"),
     ],
 )
-def test_a_cluster_that_is_not_there(arguments, message, tmp_path):
-    process = start(SCRIPT, *arguments, "--out", tmp_path)
+def test_a_cluster_that_cannot_be(arguments, message, tmp_path, capsys):
+    assert sweep_script.main([*map(str, arguments), "--out", str(tmp_path)]) == 2
+    assert f"error: {message}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_port_that_is_taken(tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        arguments = ["--coordinator", address, "--processes", "2", "--process", "0", "--out", str(tmp_path)]
+        assert sweep_script.main(arguments) == 2
+    assert "of this machine cannot be had: Address already in use; choose another" in capsys.readouterr().err
+
+
+def test_one_that_waits_for_others_can_be_ended(tmp_path):
+    """JAX by itself would wait for five minutes, deaf to signals, and then crash."""
+    process = start(
+        SCRIPT, "--coordinator", f"127.0.0.1:{free_port()}", "--processes", 2, "--process", 1, "--out", tmp_path
+    )
+    told = process.stderr.readline()
+    assert told == "waiting up to 300 s for the other processes\n"
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "interrupted; no run had finished\n"
+
+
+def test_others_that_do_not_come(tmp_path):
+    code = SCRIPT.replace("import sweep", "import sweep, cluster; cluster._JOIN_S = 1")
+    process = start(
+        code, "--coordinator", f"127.0.0.1:{free_port()}", "--processes", 2, "--process", 0, "--out", tmp_path
+    )
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert message in errors
-    assert not list(tmp_path.iterdir())
+    assert errors.splitlines()[-1].startswith("error: not all processes have joined within 1 s: start all of them")
