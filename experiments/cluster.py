@@ -77,9 +77,9 @@ def _check_port(port: int) -> None:
             ("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both
         ).close()
     except OSError as error:
+        why = os.strerror(error.errno or 0)
         raise ValueError(
-            f"--coordinator: port {port} of this machine cannot be had: {os.strerror(error.errno or 0)}; choose another, "
-            "for all processes"
+            f"--coordinator: port {port} of this machine cannot be had: {why}; choose another, for all processes"
         ) from error
 
 

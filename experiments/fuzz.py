@@ -107,6 +107,8 @@ def value(rng: Rng, good: list[str], bad: list[str]) -> str:
     return str(rng.choice(good if rng.random() < 0.93 else bad))
 
 
+# None that can be: it would be waited for.
+CLUSTERS = ["--distributed", "--process 1", "--processes 0", "--processes 2 --process 2", "--coordinator here"]
 NUMBERS = ["nan", "inf", "-1", "0", "1e300", "1e-300", "x", ""]
 
 
@@ -136,6 +138,8 @@ def command_line(rng: Rng) -> list[str]:
         if rng.random() < 0.3:
             count = int(rng.integers(1, 3)) if name in several else 1
             line += [name, *(value(rng, good, bad) for _ in range(count))]
+    if rng.random() < 0.05:
+        line += str(rng.choice(CLUSTERS)).split()
     return line + ([str(rng.choice(["--unknown", "stray", "--phi"]))] if rng.random() < 0.03 else [])
 
 
