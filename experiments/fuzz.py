@@ -212,7 +212,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     jax.config.update("jax_enable_x64", args.x64)
     faults = 0
-    if args.command is None:
+    if args.command is None and args.calls > 0:
         outcomes, seconds = fuzz_functions(args.seed, args.calls, args.only, args.call)
         for name, counted in outcomes.items():
             told = ", ".join(f"{number} {what}" for what, number in sorted(counted.items()))

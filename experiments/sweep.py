@@ -106,6 +106,7 @@ def main(argv: list[str] | None = None) -> int:
                 num_devices=args.devices,
                 seeds=range(args.seed, args.seed + args.seeds),
                 preset=partial(fcjax.presets.shi2020, observation_error=args.observation_error),
+                progress=True,
             )
             claim.write()
             results = run_all(

@@ -69,7 +69,8 @@ def execute(
     clock = Clock() if clock is None else clock
     num_finished = 0
     with Progress(len(jobs), "runs", enabled=progress) as shown:
-        for group in groups(jobs):
+        shown.begin("preparing", counts=False)
+        for group in shown.run(groups, jobs):
             before = time.monotonic()
             shown.begin("compiling", counts=False)
             batch = shown.run(_Batch, group, workers, side_by_side, may_reduce)

@@ -18,6 +18,7 @@ from fcjax.engine import Clock, execute, layout
 from fcjax.experiment import Experiment, check, most_rounds
 from fcjax.jobs import Job
 from fcjax.processes import Does, Team
+from fcjax.progress import Progress
 from fcjax.shelf import Shelf
 from fcjax.types import Policy
 
@@ -82,6 +83,7 @@ def sweep(
         num_devices=num_devices,
         seeds=seeds,
         preset=preset,
+        progress=progress,
     )
     return run_all(jobs, keep=keep, out=out, workers=workers, side_by_side=side_by_side, about=about, progress=progress)
 
@@ -97,6 +99,7 @@ def plan(
     num_devices: int | Sequence[int],
     seeds: int | Iterable[int],
     preset: Callable[..., Experiment],
+    progress: bool = False,
 ) -> list[Job]:
     """All runs of a sweep, checked, before any of them begins."""
     if isinstance(seeds, int | float | np.generic):
@@ -123,19 +126,35 @@ def plan(
         budgets = {} if budget is None else {"budget_s": budget}
         return preset(loaded, distribution=of_distribution, num_devices=number, radius_m=radius, seed=seed, **budgets)
 
-    jobs, checked = [], set()
-    for setting in itertools.product(*choices):
+    settings = list(itertools.product(*choices))
+    with Progress(len(settings) * len(named) * len(seeds), "runs", enabled=progress) as shown:
+        shown.begin("checking", counts=False)
+        return _checked_jobs(settings, named, seeds, loaded.name, make, shown)
+
+
+def _checked_jobs(
+    settings: Sequence[tuple],
+    named: Sequence[tuple[str, float, Policy]],
+    seeds: Sequence[int],
+    dataset: str,
+    make: Callable[..., Experiment],
+    shown: Progress,
+) -> list[Job]:
+    jobs: list[Job] = []
+    checked = set()
+    for setting in settings:
         budgets_s = []
         for seed in seeds:
             experiment = make(*setting, seed)
             check(experiment)
             most_rounds(experiment)
             budgets_s.append(float(np.asarray(experiment.training.budget_s)))
+            shown.update(len(jobs) + len(budgets_s), len(jobs) + len(budgets_s))
         of_distribution, radius, _, number = setting
         for name, phi_value, one in named:
             for seed, of_seed_s in zip(seeds, budgets_s, strict=True):
                 labels = {
-                    "dataset": loaded.name,
+                    "dataset": dataset,
                     "policy": name,
                     "distribution": of_distribution,
                     "radius_m": radius,
@@ -176,8 +195,11 @@ def run_all(
     with Team(None if keep is None else Path(keep)) as team:
         if archive is not None and team.size > 1:
             team.begin(archive.digest(jobs))
-        for job in jobs:
-            shelf.find(job)
+        with Progress(len(jobs), "runs", enabled=progress) as shown:
+            shown.begin("looking for kept", counts=False)
+            for number, job in enumerate(jobs, 1):
+                shelf.find(job)
+                shown.update(number, number)
         num_kept = len(shelf)
         interrupted, together = False, None
         try:
