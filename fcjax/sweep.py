@@ -5,7 +5,7 @@ import functools
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,8 @@ def plan(
     """All runs of a sweep, checked, before any of them begins."""
     if isinstance(seeds, int | float | np.generic):
         seeds = range(checks.whole("the number of seeds", seeds, 1, _MOST_SEEDS))
+    elif isinstance(seeds, Sized) and len(seeds) > _MOST_SEEDS:
+        raise ValueError(f"there can be up to {_MOST_SEEDS} seeds, got {len(seeds)}")
     seeds = [checks.whole("seeds", seed, 0, 2**31 - 1) for seed in _several("seeds", seeds)]
     choices = [
         _several("distribution", distribution),

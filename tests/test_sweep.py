@@ -172,6 +172,7 @@ def nobody():
         ("fc", {"seeds": 0}, "the number of seeds must be a whole number from 1 to 1000000, got 0"),
         (["fc", "fc"], {}, "policy and phi has a value twice"),
         ("fc", {"radius_m": [600.0, 600.0]}, "radius_m has a value twice: 600.0, 600.0"),
+        ("fc", {"seeds": range(10**9)}, "there can be up to 1000000 seeds, got 1000000000"),
         ("fc", {"seeds": []}, "seeds must have at least one value"),
         ("fc", {"seeds": 2.5}, "the number of seeds must be a whole number from 1 to 1000000, got 2.5"),
         ("fc", {"seeds": None}, "seeds must be a whole number from 0 to 2147483647, got None"),
