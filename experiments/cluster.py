@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 _JOIN_S = 300  # within which all processes have to be there
+_PART_S = 60  # within which all have to leave after the first that does: `fcjax.sweep` returns to all at the same time
 
 
 def add_options(p: argparse.ArgumentParser) -> None:
@@ -33,7 +34,8 @@ def join(args: argparse.Namespace) -> int:
     _check(args)
     jax.config.update("jax_enable_preemption_service", False)  # SIGTERM stays with us
     # Not here, where it could not be interrupted; and it gives up after us, because it does so by ending the process.
-    joining = ThreadPoolExecutor(1).submit(jax.distributed.initialize, **told, initialization_timeout=2 * _JOIN_S)
+    limits = {"initialization_timeout": 2 * _JOIN_S, "shutdown_timeout_seconds": _PART_S}
+    joining = ThreadPoolExecutor(1).submit(jax.distributed.initialize, **told, **limits)
     try:
         try:
             joining.result(2)
@@ -96,7 +98,7 @@ def _unknown(coordinator: str | None) -> str:
 
 
 def part() -> None:
-    """Waits for the other processes, which JAX would end if the first were gone before them."""
+    """Leaves the other processes, when all have done their part: JAX would end them if the first were gone before."""
     import jax
 
     try:

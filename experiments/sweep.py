@@ -119,12 +119,12 @@ def main(argv: list[str] | None = None) -> int:
                 progress=True,
             )
         code = 0 if results.complete else 130
+        if results.complete:
+            cluster.part()
         if process == 0:
             code = tell(results, args.out, start) or code
         elif results.complete:
             print(f"process {process}: all {results.sizes['run']} runs are there; process 0 tells the results")
-        if results.complete:
-            cluster.part()
         return code
     except (ValueError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -10,6 +10,7 @@ import enum
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -28,7 +29,7 @@ _UNSEEN_S = 120.0  # until what another process has written is seen here: networ
 class Does(enum.StrEnum):
     WORK = "works"
     WAIT = "waits"  # its own runs are in the folder
-    REST = "rests"  # it has seen all runs, and what it writes is written
+    REST = "rests"  # it has seen all runs, and what it writes is written; it stays until the others rest too
 
 
 class _Sign(NamedTuple):
@@ -61,8 +62,9 @@ class Team:
         self._task = _NONE
         self._does = Does.WORK
         self._signs: dict[int, _Sign] = {}
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self._common_at: dict[int, float] = {}  # when each of the others was last known to do the same
+        self._seen: set[int] = set()  # those that were seen to
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
@@ -94,54 +96,78 @@ class Team:
         if self.size > 1:
             self._write()
 
-    def does(self, index: int) -> str:
-        """What another process does for the common task, by its last sign of life."""
+    def rest(self) -> None:
+        """Tells the others that all is done here, and waits until it is with them: who comes late must see that."""
+        self.tell(Does.REST)
+        try:
+            while not self.have_rested(*self._signs):
+                self.pause()
+        except RuntimeError as error:
+            warnings.warn(f"all runs are there, but {error}", stacklevel=2)
+
+    def have_rested(self, *others: int) -> bool:
+        """Whether these processes have done all for the common task."""
         self._look()
-        sign = self._signs[index]
-        return sign.does if sign.task == self._task else ""
+        return all(map(self._has_rested, others))
 
     def check(self) -> None:
         """Raises RuntimeError if one of the others is not there any more, or does something else.
 
         It may be called often, and looks now and then.
         """
-        if self.size == 1 or time.monotonic() - self._looked_at < _BEAT_S:
+        now = time.monotonic()
+        if self.size == 1 or now - self._checked_at < _BEAT_S:
             return
+        self._checked_at = now
         self._look()
         for index, sign in self._signs.items():
             who = f"process {index} of {self.size}"
-            foreign_s = self._looked_at - self._common_at[index]
-            if foreign_s > {Does.WORK: 2 * _BEAT_S, Does.WAIT: _UNSEEN_S}.get(Does(sign.does or Does.REST), _ABSENT_S):
+            away_s, silent_s = now - self._common_at[index], now - sign.since
+            if self._has_rested(index):
+                if (away_s if self._is_foreign(index) else silent_s) > _UNSEEN_S:
+                    raise self._lost(f"{who} has finished, but not all of its runs can be seen in {self._folder}")
+            elif away_s > {Does.WORK: 2 * _BEAT_S, Does.WAIT: _UNSEEN_S}.get(Does(sign.does or Does.REST), _ABSENT_S):
                 raise RuntimeError(
                     f"{who} does another sweep than this one, or has another version of JAX, fcjax or a policy: start "
                     "all with the same command, in the same environment"
                 )
-            silent_s = time.monotonic() - sign.since
-            if not sign.is_new:
-                limit_s, why = _ABSENT_S, f"it did not begin, or does not have {self._folder} in common with this one"
-            elif sign.does == Does.REST:
-                limit_s, why = _UNSEEN_S, f"it has finished, but not all of its runs can be seen in {self._folder}"
-            else:
-                limit_s, why = _SILENT_S, "it has ended"
-            if silent_s > limit_s:
-                raise RuntimeError(
-                    f"{who} gave no sign of life for {silent_s:.0f} s: {why}. Finished runs are kept in "
-                    f"{self._folder}; start all processes again, and they go on with what is missing"
-                )
+            elif not sign.is_new and silent_s > _ABSENT_S:
+                why = f"it did not begin, or does not have {self._folder} in common with this one"
+                raise self._lost(f"{who} gave no sign of life for {silent_s:.0f} s: {why}")
+            elif sign.does in (Does.WORK, Does.WAIT) and silent_s > _SILENT_S:
+                raise self._lost(f"{who} gave no sign of life for {silent_s:.0f} s: it has ended")
 
     def pause(self) -> None:
         """Lets some time pass for the others, and checks that they are there."""
         self.check()
         time.sleep(_POLL_S)
 
+    def _lost(self, what: str) -> RuntimeError:
+        return RuntimeError(
+            f"{what}. Finished runs are kept in {self._folder}; start all processes again, and they go on with what is "
+            "missing"
+        )
+
     def _look(self) -> None:
-        now = self._looked_at = time.monotonic()
+        now = time.monotonic()
         for index, sign in self._signs.items():
             text = self._read(index)
             if text and text != sign.text:
-                self._signs[index] = sign = _Sign(text, now, is_new=True)
-            if _NONE in (sign.task, self._task) or sign.task == self._task:
+                self._signs[index] = _Sign(text, now, is_new=True)
+            if not self._is_foreign(index):
                 self._common_at[index] = now
+                if self._signs[index].task == self._task != _NONE:
+                    self._seen.add(index)
+
+    def _is_foreign(self, index: int) -> bool:
+        return _NONE not in (self._signs[index].task, self._task) and self._signs[index].task != self._task
+
+    def _has_rested(self, index: int) -> bool:
+        """Whether another process has done all for the common task; it may have gone on to something else."""
+        sign = self._signs[index]
+        if sign.task == self._task:
+            return sign.does == Does.REST
+        return index in self._seen
 
     def _path(self, index: int) -> Path:
         assert self._folder is not None
@@ -151,7 +177,8 @@ class Team:
         """The last sign of a process; nothing if there is none, or half of one."""
         with contextlib.suppress(OSError):
             text = self._path(index).read_text()
-            return text if len(text.split()) == 3 else ""
+            words = text.split()
+            return text if len(words) == 3 and words[2] in list(Does) else ""
         return ""
 
     def _write(self) -> None:

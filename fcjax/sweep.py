@@ -241,10 +241,10 @@ def run_all(
             except OSError as error:
                 raise OSError(f"{error}; kept runs stay in {keep}, and the same call goes on from there") from error
         else:
-            while team.does(0) != Does.REST:  # the first writes the file for all
+            while not team.have_rested(0):  # the first writes the file for all
                 team.pause()
         if not interrupted:
-            team.tell(Does.REST)
+            team.rest()
     if together is None:
         assert out is not None
         return results.read(out)

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -167,24 +168,25 @@ def test_one_that_never_was(team_of_two, monkeypatch):
 
 
 def test_what_another_day_left_behind_is_no_sign_of_life(team_of_two, sign, monkeypatch):
-    sign("this", "works")
+    sign("this", "rests")
     with team_of_two as team:
-        assert team.does(1) == ""
+        assert not team.have_rested(1)
         sign("this", "works")
         team.check()
-        assert team.does(1) == "works"
+        assert not team.have_rested(1)
         monkeypatch.setattr(processes, "_SILENT_S", 0.0)
         with pytest.raises(RuntimeError, match="it has ended"):
             team.check()
 
 
-def test_half_a_sign_or_none_is_no_news(team_of_two, sign, tmp_path):
+@pytest.mark.parametrize("text", ["", "word7 this", "word7 this wor"])
+def test_half_a_sign_or_none_is_no_news(text, team_of_two, sign, tmp_path):
     with team_of_two as team:
-        sign("this", "works")
+        sign("this", "rests")
         team.check()
-        for text in ("", "word7 this"):
-            (tmp_path / ".process-1-of-2").write_text(text)
-            assert team.does(1) == "works"
+        (tmp_path / ".process-1-of-2").write_text(text)
+        team.check()
+        assert team.have_rested(1)
 
 
 def test_one_that_rests_is_not_dead(team_of_two, sign, monkeypatch):
@@ -194,23 +196,87 @@ def test_one_that_rests_is_not_dead(team_of_two, sign, monkeypatch):
         team.check()
         team.check()
         monkeypatch.setattr(processes, "_UNSEEN_S", 0.0)
-        with pytest.raises(RuntimeError, match="it has finished, but not all of its runs can be seen"):
+        with pytest.raises(RuntimeError, match="process 1 of 2 has finished, but not all of its runs can be seen"):
             team.check()
 
 
 def test_one_that_does_another_sweep(team_of_two, sign):
     with team_of_two as team:
-        for task in ("-", "this"):  # what it does is not known yet; it is the same
-            sign(task, "works")
-            team.check()
+        sign("-", "works")  # what it does is not known yet
+        team.check()
         for does in ("waits", "rests"):  # it has not yet left the sweep before this one
             sign("other", does)
             team.check()
+            assert not team.have_rested(1)
         sign("other", "works")
         with pytest.raises(
             RuntimeError, match="process 1 of 2 does another sweep than this one, or has another version"
         ):
             team.check()
+
+
+@pytest.mark.parametrize("task", ["-", "other"])
+def test_one_that_has_gone_on_to_another_sweep_has_rested(task, team_of_two, sign, monkeypatch):
+    with team_of_two as team:
+        sign("this", "works")
+        assert not team.have_rested(1)
+        sign(task, "works")
+        team.check()
+        assert team.have_rested(1)
+
+
+def wait_for_rest(team, index):
+    for _ in range(1000):
+        if team.have_rested(index):
+            return
+        team.pause()
+    raise AssertionError
+
+
+def test_nobody_waits_for_ever_for_one_that_died_before_it_rested(team_of_two, sign, monkeypatch):
+    """As the others wait for process 0 to write a file."""
+    monkeypatch.setattr(processes, "_POLL_S", 0.01)
+    monkeypatch.setattr(processes, "_BEAT_S", 0.05)
+    monkeypatch.setattr(processes, "_SILENT_S", 0.3)
+    with team_of_two as team:
+        sign("this", "waits")
+        with pytest.raises(RuntimeError, match="process 1 of 2 gave no sign of life for 0 s: it has ended"):
+            wait_for_rest(team, 1)
+
+
+def test_one_that_comes_late_finds_the_others_resting(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes, "_POLL_S", 0.01)
+    monkeypatch.setattr(processes, "_BEAT_S", 0.05)
+    first, late = processes.Team(tmp_path), processes.Team(tmp_path)
+    late.index = 1
+    left = []
+
+    def of_the_first():
+        with first as team:
+            team.begin("this")
+            team.rest()
+        left.append(time.monotonic())
+
+    thread = threading.Thread(target=of_the_first)
+    thread.start()
+    time.sleep(0.5)
+    assert not left
+    came = time.monotonic()
+    with late as team:
+        team.begin("this")
+        wait_for_rest(team, 0)
+        team.rest()
+    thread.join(10)
+    assert came < left[0]
+
+
+def test_that_another_died_does_not_spoil_what_is_complete(team_of_two, sign, monkeypatch):
+    monkeypatch.setattr(processes, "_SILENT_S", 0.0)
+    with team_of_two as team:
+        sign("this", "waits")
+        with pytest.warns(UserWarning, match="all runs are there, but process 1 of 2 gave no sign of life"):
+            team.rest()
 
 
 def test_several_processes_need_a_folder(monkeypatch):
@@ -257,7 +323,6 @@ def test_the_script_in_two_processes(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--distributed", "--processes", 2], "no cluster was found"),
         (["--coordinator", "here"], "--coordinator must be HOST:PORT, with a port from 1 to 65535, got 'here'"),
         (["--coordinator", "here:65536"], "--coordinator must be HOST:PORT, with a port from 1 to 65535, got 'here:65"),
         (["--coordinator", ":1"], "--coordinator must be HOST:PORT, with a port from 1 to 65535, got ':1'"),
@@ -269,6 +334,14 @@ def test_the_script_in_two_processes(tmp_path):
 def test_a_cluster_that_cannot_be(arguments, message, tmp_path, capsys):
     assert sweep_script.main([*map(str, arguments), "--out", str(tmp_path)]) == 2
     assert f"error: {message}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_cluster_that_is_not_there(tmp_path):
+    process = start(SCRIPT, "--distributed", "--processes", 2, "--out", tmp_path)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert errors.startswith("error: no cluster was found")
     assert not list(tmp_path.iterdir())
 
 
