@@ -1,5 +1,6 @@
 """What a run depends on beside its policy and its key, and the checks that its parts make sense together."""
 
+import dataclasses
 from typing import Literal
 
 import jax
@@ -32,8 +33,11 @@ class Experiment:
     width: int | Literal["auto"] | None = static("auto")  # devices trained at a time: see `fcjax.learning`
 
 
-def check(experiment: Experiment) -> None:
-    """Raises ValueError for settings that make no sense or do not fit each other; what is traced is passed over."""
+def check(experiment: Experiment) -> Experiment:
+    """Raises ValueError for settings that make no sense or do not fit each other; what is traced is passed over.
+
+    Returns the same experiment, with settings that are integers as floats: JAX would wrap those beyond 32 bits.
+    """
     cell, training = experiment.cell, experiment.training
     for name in ("cell", "training", "estimates"):
         checks.no_lists(name, getattr(experiment, name))
@@ -53,12 +57,21 @@ def check(experiment: Experiment) -> None:
     if len(experiment.test_y) == 0:
         raise ValueError("test_x and test_y must hold at least one sample, to measure accuracy on")
     budget_s = checks.positive("training.budget_s", training.budget_s, (), high=np.inf)
+    names = ("cell", "training", "estimates", "observation_error")
+    numbers = {name: jax.tree.map(_as_float, getattr(experiment, name)) for name in names}
+    experiment = dataclasses.replace(experiment, **numbers)
     shortest_s = shortest_round_s(experiment)
     if not isinstance(budget_s, jax.core.Tracer) and shortest_s is not None and budget_s < shortest_s:
         raise ValueError(
             f"the budget of {float(budget_s):g} s is shorter than any round can be: the shortest takes "
             f"{shortest_s:.3g} s"
         )
+    return experiment
+
+
+def _as_float(leaf: ArrayLike) -> ArrayLike:
+    is_float = isinstance(leaf, float) or getattr(leaf, "dtype", None) in (np.float32, np.float64)
+    return leaf if is_float else checks.real("a setting", leaf)
 
 
 def shortest_round_s(experiment: Experiment) -> float | None:

@@ -51,7 +51,7 @@ def simulate(key: Array, policy: Policy, experiment: Experiment, *, max_rounds: 
         raise ValueError(f"policy must be a fcjax.Policy, such as fcjax.policies.by_name('fc'), got {policy!r}")
     if not hasattr(key, "dtype") or jnp.issubdtype(key.dtype, jnp.floating):
         raise ValueError(f"key must be a random key, such as jax.random.key(0), got {key!r}")
-    check(experiment)
+    experiment = check(experiment)
     if max_rounds is None:
         max_rounds = most_rounds(experiment)
     elif not isinstance(max_rounds, int) or max_rounds < 1:

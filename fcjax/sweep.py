@@ -126,7 +126,8 @@ def plan(
     @functools.lru_cache(maxsize=_AT_HAND)
     def make(of_distribution: str, radius: float, budget: float | None, number: int, seed: int) -> Experiment:
         budgets = {} if budget is None else {"budget_s": budget}
-        return preset(loaded, distribution=of_distribution, num_devices=number, radius_m=radius, seed=seed, **budgets)
+        made = preset(loaded, distribution=of_distribution, num_devices=number, radius_m=radius, seed=seed, **budgets)
+        return check(made)
 
     settings = list(itertools.product(*choices))
     with Progress(len(settings) * len(named) * len(seeds), "runs", enabled=progress) as shown:
@@ -148,7 +149,6 @@ def _checked_jobs(
         budgets_s = []
         for seed in seeds:
             experiment = make(*setting, seed)
-            check(experiment)
             most_rounds(experiment)
             budgets_s.append(float(np.asarray(experiment.training.budget_s)))
             shown.update(len(jobs) + len(budgets_s), len(jobs) + len(budgets_s))

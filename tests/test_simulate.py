@@ -344,3 +344,16 @@ def test_centralised_training_has_all_data_and_no_uploads():
     assert experiment.data.sizes.tolist() == [int(tiny.experiment().data.sizes.sum())]
     assert run.best_accuracy > 0.9
     assert float(shortest_round_s(experiment)) == pytest.approx(48 * 5e-3)
+
+
+@pytest.mark.parametrize("bits", [np.int64(2**32 + 100_000), 2**32 + 100_000, np.float32(2**32 + 100_000)])
+def test_integers_beyond_32_bits_are_not_wrapped(bits):
+    """An upload takes thousands of seconds, not one."""
+    experiment = tiny.experiment(budget_s=1e5)
+    experiment = dataclasses.replace(experiment, cell=dataclasses.replace(experiment.cell, upload_bits=bits))
+    run = fcjax.simulate(jax.random.key(0), policies.everybody(), experiment, max_rounds=2)
+    assert run.history.round_s[0] > 1000
+    swept = fcjax.sweep(
+        {"all": policies.everybody()}, dataset=tiny.dataset(), preset=lambda *_, **__: experiment, seeds=1
+    )
+    assert swept.round_s[0, 0] > 1000
