@@ -23,7 +23,7 @@ from typing import Any
 import matplotlib as mpl
 import pandas as pd
 import xarray as xr
-from console import Block, as_text, check_writable, warnings_as_lines
+from console import Block, as_text, check_writable, end_in_order, warnings_as_lines
 
 import fcjax
 from fcjax import presets
@@ -195,6 +195,7 @@ Each run is kept as it finishes: a command that was stopped goes on where it was
 def main(study: Study, argv: Sequence[str] | None = None) -> int:
     """Does a study as the command line asks for it, and returns the exit code."""
     args = parser(study).parse_args(argv)
+    end_in_order()
     options = {k: v for k, v in vars(args).items() if k not in ("seeds", "dataset", "out")}
     command = shlex.join(["python", f"experiments/{study.name}.py", *(sys.argv[1:] if argv is None else argv)])
     with warnings_as_lines():

@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     start = time.monotonic()
     args = parser().parse_args(argv)
-    sys.path.insert(0, os.getcwd())  # where a user's policy is
+    sys.path.append(os.getcwd())  # where a user's policy is
     end_in_order()
     again = f"finished runs are kept in {args.out / 'runs'}, and the same command goes on from there"
     try:
@@ -160,10 +160,12 @@ class Claim:
     """A note in OUT of which sweep it holds, so that none takes the place of another, or is mixed with it."""
 
     def __init__(self, args: argparse.Namespace):
+        from fcjax.engine import layout
         from fcjax.results import provenance
 
         versions = json.loads(provenance()["versions"])
         settings = {name: value for name, value in vars(args).items() if name not in _HOW}
+        settings["side_by_side"] = layout(args.workers, args.side_by_side)[1]
         self._this = {"settings": settings, "versions": {name: versions[name] for name in ("fcjax", "jax", "jaxlib")}}
         self._out, self._path = args.out, args.out / "sweep.json"
 

@@ -1,10 +1,10 @@
 """Finished runs on disk, so that a sweep that was stopped goes on with what is missing.
 
 A run is kept under the fingerprint of all that it depends on: the numbers of its experiment and of its policy, its
-seed, the program that does it, which changes with the model, the policy's code, fcjax's own, and JAX's version, and how
-many runs are done side by side, which decides on the last bits. So a folder may hold runs of any settings and versions:
-those that something has changed for are not found, and are done again. What a program calls back into Python for is not
-in its text: such runs are not kept.
+seed, the program that does it, which changes with the model, the policy's code, fcjax's own, and JAX's version, JAX's
+settings, and how many runs are done side by side, which decides on the last bits. So a folder may hold runs of any
+settings and versions: those that something has changed for are not found, and are done again. What a program calls back
+into Python for is not in its text: such runs are not kept.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
-from fcjax import results
+from fcjax import results, settings
 from fcjax.experiment import Experiment
 from fcjax.jobs import Job
 from fcjax.leaves import as_numbers
@@ -38,6 +39,8 @@ class Archive:
         self._folder = Path(folder)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self._folder):
+                pass  # told now, and not when the first run has been done
         except OSError as error:
             raise OSError(f"runs cannot be kept in {folder}: {error.strerror}") from error
         self._fingerprint = _Fingerprints(side_by_side)
@@ -139,11 +142,11 @@ def _program(select: Callable, experiment: Experiment, state: Any) -> bytes | No
     experiment = dataclasses.replace(experiment, data=experiment.data._replace(indices=indices))
     leaves, structure = jax.tree.flatten((experiment, state))
     shapes = tuple(jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    return _digest_of_program(select, structure, shapes, jax.default_backend(), str(jnp.result_type(float)))
+    return _digest_of_program(select, structure, shapes, jax.default_backend(), settings.current())
 
 
 @functools.lru_cache(maxsize=256)
-def _digest_of_program(select: Callable, structure: Any, shapes: tuple, backend: str, number: str) -> bytes | None:
+def _digest_of_program(select: Callable, structure: Any, shapes: tuple, backend: str, given: tuple) -> bytes | None:
     def run(key, leaves):
         experiment, state = jax.tree.unflatten(structure, leaves)
         return advance(key, begin(key, state, experiment), experiment, select, max_rounds=1)
@@ -152,4 +155,4 @@ def _digest_of_program(select: Callable, structure: Any, shapes: tuple, backend:
     text = lowered.as_text()
     if re.search(r"custom_call @xla\w*callback", text):
         return None
-    return hashlib.sha256(f"{jax.__version__} {jaxlib.__version__} {backend} {number}\n{text}".encode()).digest()
+    return hashlib.sha256(f"{jax.__version__} {jaxlib.__version__} {backend} {given}\n{text}".encode()).digest()

@@ -16,8 +16,8 @@ import jax
 from jax.experimental import serialize_executable
 from jax.stages import Compiled, Lowered
 
+from fcjax import settings
 from fcjax.data import store
-from fcjax.progress import in_this_precision
 
 
 def for_programs(number: int) -> Sequence[jax.Device]:
@@ -141,7 +141,7 @@ _programs: dict[Any, tuple[tuple | None, dict[jax.Device, Compiled]]] = {}  # by
 
 def _compiled(devices: Sequence[jax.Device], lower: Callable[[jax.Device], Lowered]) -> dict[jax.Device, Compiled]:
     with ThreadPoolExecutor() as pool:
-        return dict(zip(devices, pool.map(in_this_precision(lambda d: lower(d).compile()), devices), strict=True))
+        return dict(zip(devices, pool.map(settings.carried(lambda d: lower(d).compile()), devices), strict=True))
 
 
 def _is_copyable(events: set[str]) -> bool:

@@ -23,12 +23,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.stages import Compiled
+from jax.stages import Compiled, Lowered
 
-from fcjax import checks, devices, leaves, results
+from fcjax import checks, devices, leaves, results, settings
 from fcjax.experiment import most_rounds
 from fcjax.jobs import Group, Job, Template, groups
-from fcjax.progress import Progress, in_this_precision
+from fcjax.progress import Progress
 from fcjax.rounds import Record, State, Stop, as_decision
 from fcjax.simulate import advance, begin
 from fcjax.types import pytree
@@ -103,7 +103,7 @@ def _work(
         waiting.put(index)
     news: queue.SimpleQueue[Any] = queue.SimpleQueue()
     stop = threading.Event()
-    work = in_this_precision(batch.work)
+    work = settings.carried(batch.work)
     threads = [
         threading.Thread(target=work, args=(device, waiting, news, stop), daemon=True) for device in batch.workers
     ]
@@ -164,8 +164,13 @@ class _Batch:
 
     def _compile(self) -> dict[jax.Device, Compiled]:
         program = _program(self._group.template(), self._group.selects(), self._num_slots > 1)
-        some = [leaves.stack([value] * self._num_slots) for value in self._begin(0)]
-        lower = lambda device: program.lower(*jax.device_put(some, device), self._shared[device])  # noqa: E731
+        one = self._begin(0)
+
+        def lower(device: jax.Device) -> Lowered:
+            place = jax.sharding.SingleDeviceSharding(device)
+            shape = lambda leaf: jax.ShapeDtypeStruct((self._num_slots, *leaf.shape), leaf.dtype, sharding=place)  # noqa: E731
+            return program.lower(*jax.tree.map(shape, one), self._shared[device])
+
         return devices.compile_for(self.workers, lower)
 
     def _fitting(self) -> int:

@@ -50,14 +50,21 @@ class Group:
         self._dtypes = [leaves.common(one, leaves.dtype(leaf)) for one, leaf in zip(self._dtypes, row, strict=True)]
 
     def selects(self) -> tuple[Callable, ...]:
-        """The policies, each once."""
-        return tuple(dict.fromkeys(job.policy.select for job in self.jobs))
+        """The policies, each once for each kind of states that it has."""
+        return tuple(select for select, *_ in dict.fromkeys(self._kinds()))
+
+    def _kinds(self) -> list[tuple]:
+        """For each run its policy, and the structure and shapes of what the policy remembers."""
+        return [
+            (job.policy.select, jax.tree.structure(state), *map(np.shape, jax.tree.leaves(state)))
+            for job, state in zip(self.jobs, self._policy_states, strict=True)
+        ]
 
     def policy_states(self) -> list[tuple[np.int32, tuple]]:
         """For each run the number of its policy among `selects`, and states for all policies, of which that counts."""
-        selects = self.selects()
-        numbers = [selects.index(job.policy.select) for job in self.jobs]
-        of_any = [self._policy_states[numbers.index(number)] for number in range(len(selects))]
+        number_of: dict[tuple, int] = {}
+        numbers = [number_of.setdefault(kind, len(number_of)) for kind in self._kinds()]
+        of_any = [self._policy_states[numbers.index(number)] for number in range(len(number_of))]
         rows = [
             tuple(state if i == number else other for i, other in enumerate(of_any))
             for number, state in zip(numbers, self._policy_states, strict=True)

@@ -7,24 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import jax
-import jax.numpy as jnp
 from tqdm.auto import tqdm
+
+from fcjax import settings
 
 T = TypeVar("T")
 
 _LINE_EVERY_S = 10.0
-
-
-def in_this_precision(function: Callable[..., T]) -> Callable[..., T]:
-    """The function for another thread, where `jax.enable_x64` of this one would be forgotten."""
-    enabled = jnp.result_type(float) == jnp.float64
-
-    def call(*args: Any) -> T:
-        with jax.enable_x64(enabled):
-            return function(*args)
-
-    return call
 
 
 class Progress:
@@ -85,7 +74,7 @@ class Progress:
             except BaseException as error:  # to be raised where the caller is
                 outcome.extend((False, error))
 
-        thread = threading.Thread(target=in_this_precision(work), daemon=True)
+        thread = threading.Thread(target=settings.carried(work), daemon=True)
         thread.start()
         while thread.is_alive():
             thread.join(0.2)

@@ -253,7 +253,7 @@ def _unreadable(path: str | os.PathLike, error: Exception) -> Exception:
 def write_whole(path: str | os.PathLike, write: Any) -> None:
     """Lets write(path) make a file beside the path that then takes its place, so that there is never half a file."""
     path = Path(path)
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=_PART + path.suffix)
     os.close(handle)
     try:
         write(part)
@@ -268,12 +268,13 @@ def write_whole(path: str | os.PathLike, write: Any) -> None:
 
 os.umask(_UMASK := os.umask(0))  # there is no other way to ask
 
+_PART = ".fcjax-part"  # in the names of files that are being written
 _ABANDONED_S = 3600.0  # after which a file that is being written is nobody's any more
 
 
 def remove_abandoned(folder: Path) -> None:
     """Removes what a process that was killed has left of `write_whole`."""
-    for part in folder.glob(".*-????????.*"):
-        with contextlib.suppress(FileNotFoundError):  # it has just become what it was to be
+    for part in folder.glob(f".*{_PART}*"):
+        with contextlib.suppress(OSError):  # such as when it has just become what it was to be
             if time.time() - part.stat().st_mtime > _ABANDONED_S:
                 part.unlink()

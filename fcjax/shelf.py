@@ -1,4 +1,4 @@
-"""Finished runs: in memory, or, where there are too many for that, in the archive."""
+"""Where a sweep has its finished runs, and finds those of other days and of other processes."""
 
 import warnings
 from collections.abc import Sequence

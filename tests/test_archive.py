@@ -16,7 +16,7 @@ import tiny
 import xarray as xr
 
 import fcjax
-from fcjax import archive, data, engine, models, policies
+from fcjax import archive, data, engine, models, policies, results
 from fcjax.sweep import plan, run_all
 
 SETTINGS = {
@@ -108,12 +108,18 @@ def test_histories_of_two_lengths_are_done_again(tmp_path):
 
 
 def test_what_a_killed_process_left_is_removed_in_time(tmp_path):
-    old, new = tmp_path / ".old-abcdefgh.npz", tmp_path / ".new-abcdefgh.npz"
-    for path in (old, new):
+    def is_killed(part):
+        os.link(part, Path(part).with_name(Path(part).name.replace(".a-", ".left-")))
+
+    results.write_whole(tmp_path / "a.npz", is_killed)
+    (left,) = tmp_path.glob(".left-*")
+    for path in (tmp_path / ".docker-registry.json", left):  # what others have there is theirs
         path.touch()
-    os.utime(old, (0, 0))
+        os.utime(path, (0, 0))
+    new = left.with_name(left.name.replace(".left-", ".new-"))
+    new.touch()
     archive.Archive(tmp_path)
-    assert list(tmp_path.iterdir()) == [new]
+    assert {path.name for path in tmp_path.iterdir()} == {"a.npz", ".docker-registry.json", new.name}
 
 
 @pytest.mark.usefixtures("quick_compilation")
@@ -172,6 +178,31 @@ def test_whatever_changes_a_run_changes_its_fingerprint():
     ]
     found = [fingerprint(job) for variant in variants for job in variant]
     assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        lambda: jax.threefry_partitionable(not jax.config.jax_threefry_partitionable),
+        lambda: jax.default_prng_impl("rbg"),
+        lambda: jax.default_matmul_precision("highest"),
+    ],
+)
+def test_settings_of_jax_change_it(setting):
+    (job,) = jobs("fc", seeds=1)
+    usual = fingerprint(job)
+    with setting():
+        assert fingerprint(job) != usual
+    assert fingerprint(job) == usual
+
+
+def test_flags_of_xla_change_it(monkeypatch):
+    (job,) = jobs("fc", seeds=1)
+    usual = fingerprint(job)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    assert fingerprint(job) == usual
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true --xla_force_host_platform_device_count=2")
+    assert fingerprint(job) != usual
 
 
 def test_a_name_does_not_change_it():

@@ -235,6 +235,43 @@ def test_double_precision_reaches_the_workers():
     assert results_.elapsed_s.dtype == np.float64
 
 
+@pytest.mark.usefixtures("quick_compilation")
+def test_settings_of_the_callers_thread_reach_the_workers():
+    settings = {**SETTINGS, "preset": ROUGH, "seeds": 1}
+    policy = {"a": policies.everybody()}
+    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+        swept = fcjax.sweep(policy, **settings)
+        alone = fcjax.simulate(jax.random.key(0), policy["a"], ROUGH(budget_s=4.0))
+    np.testing.assert_allclose(swept.gain[0, 0], alone.history.gain[0], rtol=1e-5)
+    assert not np.array_equal(swept.gain[0, 0], fcjax.sweep(policy, **settings).gain[0, 0])
+
+
+def select_last(key, seen, context):
+    """Schedules who was the loudest in some round that it remembers."""
+    gain = context.observation.gain
+    seen = {name: jnp.roll(rows, 1, 0).at[0].set(gain == gain.max()) for name, rows in seen.items()}
+    scheduled = jnp.any(jnp.concatenate(list(seen.values())), 0)
+    return seen, fcjax.allocate(scheduled, context.observation, context.cell)
+
+
+def remembering(*lengths):
+    """A policy whose parameter is how much it remembers."""
+    room = {str(i): jnp.zeros((length, tiny.NUM_DEVICES), bool) for i, length in enumerate(lengths)}
+    return fcjax.Policy(lambda cell: room, select_last)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_policies_that_share_a_function_may_remember_differently():
+    named = {"one": remembering(1), "three": remembering(3), "twice": remembering(1, 2)}
+    together = fcjax.sweep(named, **SETTINGS | {"preset": ROUGH, "seeds": 1})
+    assert together.num_programs == 1
+    alone = fcjax.simulate(jax.random.key(0), named["three"], ROUGH(budget_s=4.0))
+    rounds = int(alone.num_rounds)
+    np.testing.assert_array_equal(together.scheduled[1, :rounds], alone.history.scheduled[:rounds])
+    assert (together.scheduled[0].sum("device") == 1)[: int(together.rounds[0])].all()
+    assert together.scheduled[2, 1:].sum("device").max() == 2
+
+
 def unstable(loaded, *, seed, **settings):
     """Every third run diverges."""
     experiment = ROUGH(loaded, seed=seed, **settings)

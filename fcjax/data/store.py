@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,10 +29,16 @@ def cache_folder(cache_dir: str | os.PathLike | None) -> Path:
     return Path(cache_dir).expanduser()
 
 
+_ABANDONED_S = 24 * 3600.0
+
+
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
     """A new empty folder that takes the place of the given one when the block ends well, and vanishes otherwise."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for abandoned in folder.parent.glob(f"{folder.name}.*.incomplete"):  # by a process that was killed
+        if time.time() - abandoned.stat().st_mtime > _ABANDONED_S:
+            shutil.rmtree(abandoned, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".incomplete", dir=folder.parent))
     umask = os.umask(0)
     os.umask(umask)
