@@ -25,6 +25,43 @@ def check_writable(folder: Path) -> None:
         raise OSError(f"results cannot be written to {folder}: {error.strerror}; choose another with --out") from error
 
 
+class FolderLock:
+    """Held by all processes that work in a folder, so that each can find out whether it is alone.
+
+    It leaves no file, and goes when its process does, in whatever way. Where there are no such locks, all seem alone.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder: int | None = None
+        with contextlib.suppress(ImportError, OSError):
+            self._folder = os.open(folder, os.O_RDONLY)
+            self._take(shared=True, wait=True)
+
+    def is_shared(self) -> bool:
+        """Whether another process has it too."""
+        try:
+            self._take(shared=False, wait=False)
+        except BlockingIOError:
+            return True
+        except (ImportError, OSError):
+            return False
+        finally:
+            with contextlib.suppress(ImportError, OSError):
+                self._take(shared=True, wait=True)
+        return False
+
+    def release(self) -> None:
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
+
+    def _take(self, *, shared: bool, wait: bool) -> None:
+        import fcntl  # not on Windows
+
+        if self._folder is not None:
+            fcntl.flock(self._folder, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+
+
 @contextlib.contextmanager
 def warnings_as_lines() -> Iterator[None]:
     """Prints warnings without the line of code that they come from."""
@@ -52,8 +89,9 @@ def as_text(blocks: Sequence[Block]) -> str:
 
 def leave(code: int) -> NoReturn:
     """Ends the process at once: after Ctrl-C a compilation may still be under way, and nobody waits for it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BrokenPipeError):  # nobody reads on
+            stream.flush()
     _to_witness(_AS_USUAL)
     os._exit(code)
 

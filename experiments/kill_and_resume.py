@@ -34,9 +34,11 @@ def main() -> int:
     faults = 0
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder, "whole")
-        sweep(whole)  # compiles, for all that follow
+        failed = sweep(whole)  # compiles, for all that follow
         before = time.monotonic()
-        sweep(Path(folder, "timed"))
+        if failed := failed or sweep(Path(folder, "timed")):
+            print(f"without a disturbance: {failed[0]}")
+            return 1
         duration_s = time.monotonic() - before
         num_runs = len(runs(whole))
         print(f"{' '.join(OPTIONS)}: {num_runs} runs, {duration_s:.1f} s without a disturbance", flush=True)
@@ -44,8 +46,7 @@ def main() -> int:
             out = Path(folder, f"killed-{number}")
             after_s = draw.uniform(0, duration_s)
             kept = killed(out, after_s)
-            sweep(out)
-            wrong = compare(whole, out, kept)
+            wrong = sweep(out) or compare(whole, out, kept)
             faults += bool(wrong)
             verdict = "; ".join(wrong) or "the rest was done, and all is the same"
             print(f"killed after {after_s:.1f} s with {len(kept)} of {num_runs} runs finished: {verdict}", flush=True)
@@ -53,8 +54,10 @@ def main() -> int:
     return 1 if faults else 0
 
 
-def sweep(out: Path) -> None:
-    subprocess.run([sys.executable, SCRIPT, *OPTIONS, "--out", out], check=True, capture_output=True)
+def sweep(out: Path) -> list[str]:
+    """Does it to its end, and returns what is wrong with that."""
+    done = subprocess.run([sys.executable, SCRIPT, *OPTIONS, "--out", out], capture_output=True, text=True)
+    return [f"it ended with code {done.returncode}: {done.stderr[-500:]}"] if done.returncode else []
 
 
 def killed(out: Path, after_s: float) -> dict[str, int]:

@@ -10,6 +10,7 @@ and mini-batches. Writes to OUT
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -19,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import cluster
-from console import as_text, check_writable, end_in_order, last_words, leave, run, warnings_as_lines, watch
+from console import FolderLock, as_text, check_writable, end_in_order, last_words, leave, run, warnings_as_lines, watch
 
 EXAMPLES = """examples:
   python experiments/sweep.py --phi 0.05
@@ -79,6 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     sys.path.append(os.getcwd())  # where a user's policy is
     end_in_order()
+    at_end = contextlib.ExitStack()
     again = f"finished runs are kept in {args.out / 'runs'}, and the same command goes on from there"
     try:
         if args.seeds < 1 or not 0 <= args.seed < 2**31 - args.seeds:
@@ -91,6 +93,7 @@ def main(argv: list[str] | None = None) -> int:
 
         process = cluster.join(args)
         claim = Claim(args)
+        at_end.callback(claim.release)
         claim.check()
         remove_abandoned(args.out)
         fcjax.devices.keep_programs()
@@ -133,6 +136,8 @@ def main(argv: list[str] | None = None) -> int:
         finished = any((args.out / "runs").glob("[!.]*.npz"))
         print(f"interrupted; {again if finished else 'no run had finished'}", file=sys.stderr)
         return 130
+    finally:
+        at_end.close()
 
 
 def tell(results, out: Path, start: float) -> int:
@@ -141,10 +146,13 @@ def tell(results, out: Path, start: float) -> int:
         summary = write(results, out)
     except OSError as error:
         raise OSError(f"the results could not be written: {error}; finished runs are kept in {out / 'runs'}") from error
-    print(table(summary))
     spent = f"compiling {results.compile_s:.1f} s, running {results.run_s:.1f} s"
     kept = f", of which {results.kept} had been kept," if results.kept else ""
-    print(f"\n{len(summary)} runs{kept} in {time.monotonic() - start:.1f} s ({spent}); written to {out}/")
+    with contextlib.suppress(BrokenPipeError):  # nobody reads on
+        print(table(summary))
+        print(
+            f"\n{len(summary)} runs{kept} in {time.monotonic() - start:.1f} s ({spent}); written to {out}/", flush=True
+        )
     bad = summary[results.stop.values == "bad_decision"]
     if len(bad):
         print(f"error: impossible decisions ended these runs early:\n{bad.to_string(index=False)}", file=sys.stderr)
@@ -168,11 +176,12 @@ class Claim:
         settings["side_by_side"] = layout(args.workers, args.side_by_side)[1]
         self._this = {"settings": settings, "versions": {name: versions[name] for name in ("fcjax", "jax", "jaxlib")}}
         self._out, self._path = args.out, args.out / "sweep.json"
+        self._lock = FolderLock(args.out)
 
     def check(self) -> None:
         """Raises ValueError if OUT holds another sweep; this one with fewer seeds is not another."""
         held = any((self._out / "runs").glob("[!.]*.npz")) or (self._out / "summary.csv").exists()
-        if not held or not self._path.exists():
+        if not (held or (self._lock.is_shared() and self._path.exists())):
             return
         try:
             other = json.loads(self._path.read_text())
@@ -182,8 +191,8 @@ class Claim:
                 for name in this | other[part]
                 if other[part].get(name) != this.get(name) and not (name == "seeds" and other[part][name] < this[name])
             ]
-        except (ValueError, TypeError, KeyError, AttributeError):
-            changes = [f"{self._path} cannot be read"]
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            changes = [f"{self._path} is not there, or cannot be read"]
         if changes:
             raise ValueError(
                 f"{self._out} holds another sweep ({'; '.join(changes)}): choose another folder with --out, or delete "
@@ -191,11 +200,16 @@ class Claim:
             )
 
     def write(self) -> None:
+        """Puts it there, unless another sweep has done so since it was checked."""
         from fcjax.results import write_whole
 
+        self.check()
         text = json.dumps(self._this, indent=1) + "\n"
         if not self._path.exists() or self._path.read_text() != text:
             write_whole(self._path, lambda part: Path(part).write_text(text))
+
+    def release(self) -> None:
+        self._lock.release()
 
 
 def write(results, out: Path):

@@ -84,6 +84,7 @@ def execute(
                     yield batch.jobs[index], run
             finally:
                 clock.run_s += time.monotonic() - before
+            del batch  # before the memory that is free for the next is asked for
 
 
 def layout(workers: int | None, side_by_side: int | None) -> tuple[int | None, int]:

@@ -153,8 +153,21 @@ def test_a_folder_with_another_sweep_is_refused(script, capsys):
     assert f"jax was 0.1.2, is {jax.__version__}" in capsys.readouterr().err
     note.write_text("[]")
     assert script.main(arguments) == 2
-    assert "sweep.json cannot be read" in capsys.readouterr().err
+    assert "sweep.json is not there, or cannot be read" in capsys.readouterr().err
+    note.unlink()
+    assert script.main(arguments) == 2
     assert Path("out/sweep/summary.csv").read_bytes() == before
+
+
+def test_another_sweep_that_has_just_begun_is_not_overtaken(script, tmp_path, capsys):
+    arguments = ["--policy", "pf", "--seeds", "1", "--budget", "5", "--out", str(tmp_path)]
+    begun = script.Claim(script.parser().parse_args([*arguments, "--radius", "500"]))
+    begun.write()
+    assert script.main(arguments) == 2
+    assert f"{tmp_path} holds another sweep (radius was [500.0], is [600.0])" in capsys.readouterr().err
+    begun.release()
+    assert script.main([*arguments, "--side-by-side", "1"]) == 0, "it has ended before a run did"
+    assert script.main(arguments) == 0, "one at a time is what there is by default"
 
 
 def test_runs_that_diverge_are_counted_in_the_table(script):

@@ -1,0 +1,41 @@
+"""JAX's own settings that decide on what is computed, where they matter beyond the thread that has set them."""
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+T = TypeVar("T")
+
+_BY_THREAD: dict[str, Callable[[Any], contextlib.AbstractContextManager]] = {
+    "jax_enable_x64": jax.enable_x64,
+    "jax_threefry_partitionable": jax.threefry_partitionable,
+    "jax_default_prng_impl": jax.default_prng_impl,
+    "jax_default_matmul_precision": jax.default_matmul_precision,
+}
+_NO_MATTER = ("--xla_force_host_platform_device_count", "--xla_dump")
+
+
+def current() -> tuple:
+    """All that runs depend on; hashable."""
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(_NO_MATTER)]
+    return (*_by_thread().items(), jax.config.read("jax_disable_most_optimizations"), *flags)
+
+
+def carried(function: Callable[..., T]) -> Callable[..., T]:
+    """The function for another thread, where what `with jax.enable_x64(...)` and the like have set is forgotten."""
+    values = _by_thread()
+
+    def call(*args: Any) -> T:
+        with contextlib.ExitStack() as stack:
+            for name, value in values.items():
+                stack.enter_context(_BY_THREAD[name](value))
+            return function(*args)
+
+    return call
+
+
+def _by_thread() -> dict[str, Any]:
+    return {name: getattr(jax.config, name) for name in _BY_THREAD}
