@@ -93,12 +93,15 @@ def wait_for(condition, process):
 
 def test_two_processes_of_two_devices_give_the_bits_of_one_of_one(tmp_path):
     port = free_port()
-    both = [start(SWEEP, tmp_path / "two", index, 2, port, 3.0, devices=2) for index in range(2)]
-    alone = start(SWEEP, tmp_path / "one", 0, 1, port, 3.0)
-    for process in (*both, alone):
-        printed = process.communicate(timeout=300)
-        assert process.returncode == 0, printed
-        assert printed[0] == "all 14\n"
+
+    def succeed(*processes):
+        for process in processes:
+            printed = process.communicate(timeout=300)
+            assert process.returncode == 0, printed
+            assert printed[0] == "all 14\n"
+
+    succeed(start(SWEEP, tmp_path / "one", 0, 1, port, 3.0))  # compiles, for all
+    succeed(*[start(SWEEP, tmp_path / "two", index, 2, port, 3.0, devices=2) for index in range(2)])
     one = results.load(tmp_path / "one" / "of-0.nc")
     for index in range(2):
         two = results.load(tmp_path / "two" / f"of-{index}.nc")
@@ -309,6 +312,7 @@ def test_a_script_that_is_ended_from_outside(number, tmp_path):
 def test_the_script_in_two_processes(tmp_path):
     arguments = ["--policy", "pf", "fc", "--seeds", 3, "--budget", 4]
     alone = start(SCRIPT, *arguments, "--out", tmp_path / "one")
+    alone.wait(300)  # it compiles, for all
     cluster = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", 2, "--workers", 1]
     both = [start(SCRIPT, *arguments, *cluster, "--process", i, "--out", tmp_path / "two") for i in range(2)]
     printed = []

@@ -346,7 +346,7 @@ def test_centralised_training_has_all_data_and_no_uploads():
     assert float(shortest_round_s(experiment)) == pytest.approx(48 * 5e-3)
 
 
-@pytest.mark.parametrize("bits", [np.int64(2**32 + 100_000), 2**32 + 100_000, np.float32(2**32 + 100_000)])
+@pytest.mark.parametrize("bits", [np.int64(2**32 + 100_000), 2**32 + 100_000])
 def test_integers_beyond_32_bits_are_not_wrapped(bits):
     """An upload takes thousands of seconds, not one."""
     experiment = tiny.experiment(budget_s=1e5)
