@@ -48,7 +48,7 @@ def clouds(name):
 
 
 @pytest.mark.usefixtures("quick_compilation")
-@pytest.mark.parametrize("study", [figure3.STUDY, figure5.STUDY], ids=lambda study: study.name)
+@pytest.mark.parametrize("study", [figure3.STUDY], ids=lambda study: study.name)
 def test_a_study_from_the_command_line(study, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(data, "load", clouds)
     arguments = ["--seeds", "2", "--out", str(tmp_path / "here")]
