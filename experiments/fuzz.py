@@ -23,8 +23,9 @@ from typing import Any
 import jax
 import numpy as np
 from console import leave
+from fuzz_calls import Call
 from fuzz_inputs import NUM_DEVICES, Rng, is_finite
-from fuzz_targets import TARGETS, Call
+from fuzz_targets import TARGETS
 
 import fcjax
 from fcjax.progress import Progress

@@ -48,8 +48,8 @@ def clouds(name):
 
 
 @pytest.mark.usefixtures("quick_compilation")
-@pytest.mark.parametrize("study", [figure3.STUDY], ids=lambda study: study.name)
-def test_a_study_from_the_command_line(study, monkeypatch, tmp_path, capsys):
+def test_a_study_from_the_command_line(monkeypatch, tmp_path, capsys):
+    study = figure3.STUDY
     monkeypatch.setattr(data, "load", clouds)
     arguments = ["--seeds", "2", "--out", str(tmp_path / "here")]
     assert reproduction.main(study, arguments) == 0
