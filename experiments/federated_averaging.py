@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from fcjax import data, devices, keys, learning, presets
+from fcjax import batches, data, keys, learning, presets, programs
 
 
 def main(argv: list[str] | None = None) -> list[float]:
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> list[float]:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--width", type=int, default=1, help="devices trained at a time (default: %(default)s)")
     args = parser.parse_args(argv)
-    devices.keep_programs()
+    programs.keep_on_disk()
 
     dataset = data.load(args.dataset)
     setting = functools.partial(presets.shi2020, dataset, distribution=args.distribution, num_devices=args.devices)
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> list[float]:
     results, start = [], time.perf_counter()
     for seed in range(args.seeds):
         experiment = setting(seed=seed)
-        learning.check_batches(training, experiment.data.sizes)
+        batches.check_sizes(training, experiment.data.sizes)
         local = experiment.data._replace(x=train_x, y=train_y)
         init_key, round_key = jax.random.split(jax.random.key(seed))
         params = model.init(init_key)

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> list[float]:
     parser.add_argument("--rounds", type=int, default=4000, help="for each radius and phi (default: %(default)s)")
     parser.add_argument("--devices", type=int, default=20)
     args = parser.parse_args(argv)
-    fcjax.devices.keep_programs()
+    fcjax.programs.keep_on_disk()
 
     @jax.jit
     def compare(keys, radius_m, phi):

@@ -225,7 +225,7 @@ def main(study: Study, argv: Sequence[str] | None = None) -> int:
 
 def collect(study: Study, dataset: str, seeds: int, out: Path, **options: Any) -> xr.Dataset:
     """The results of all runs of a study: those that are missing in OUT/runs are done."""
-    fcjax.devices.keep_programs()
+    fcjax.programs.keep_on_disk()
     jobs = study.plan(fcjax.data.load(dataset), seeds, **options)
     results = run_all(jobs, keep=out / "runs", progress=True)
     if not results.complete:

@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
         at_end.callback(claim.release)
         claim.check()
         remove_abandoned(args.out)
-        fcjax.devices.keep_programs()
+        fcjax.programs.keep_on_disk()
         command = shlex.join(["python", "experiments/sweep.py", *(sys.argv[1:] if argv is None else argv)])
         with warnings_as_lines():
             jobs = plan(

@@ -1,6 +1,6 @@
 """Vectorised, differentiable simulation of latency-constrained federated learning over a wireless cell."""
 
-from fcjax import bounds, data, devices, latency, policies, presets, radio, results
+from fcjax import bounds, data, devices, latency, policies, presets, programs, radio, results
 from fcjax.bandwidth import allocate
 from fcjax.contract import check_policy
 from fcjax.experiment import Experiment
@@ -30,6 +30,7 @@ __all__ = [
     "latency",
     "policies",
     "presets",
+    "programs",
     "radio",
     "required_share",
     "results",

@@ -1,23 +1,15 @@
-"""What sweeps run on: all accelerators, or the cores of a CPU, each as a device of its own; and compiling for them."""
+"""What sweeps run on: all accelerators, or the cores of a CPU, each as a device of its own; and their memory."""
 
 import contextlib
 import functools
-import hashlib
 import os
-import platform
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental import serialize_executable
-from jax.stages import Compiled, Lowered
-
-from fcjax import settings
-from fcjax.data import store
 
 
 def for_programs(number: int) -> Sequence[jax.Device]:
@@ -36,15 +28,6 @@ def is_accelerated() -> bool:
 
 def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def needed_bytes(compiled: Compiled) -> int:
-    """What a program needs while it runs, with what it is given and what it returns; 0 where it is not known."""
-    sizes = compiled.memory_analysis()
-    if sizes is None:
-        return 0
-    given_and_returned = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    return given_and_returned + sizes.temp_size_in_bytes
 
 
 _USED = 0.9  # of the free memory
@@ -84,6 +67,9 @@ def _left_by_limits() -> Iterator[int]:
                     yield int((folder / limit).read_text()) - int((folder / used).read_text()) + files
 
 
+_LOCK = threading.Lock()
+
+
 @functools.cache
 def _cores(number: int) -> tuple[jax.Device, ...]:
     """A client of XLA with a single thread for each core; where that cannot be had, the one client that JAX has.
@@ -113,121 +99,3 @@ def _environment(name: str, value: str) -> Iterator[None]:
         os.environ.pop(name)
         if before is not None:
             os.environ[name] = before
-
-
-def compile_for(devices: Sequence[jax.Device], lower: Callable[[jax.Device], Lowered]) -> dict[jax.Device, Compiled]:
-    """A program for each device, given how it is lowered for one."""
-    first, *others = dict.fromkeys(devices)
-    with _LOCK:
-        lowered = lower(first)
-        with _disk_events() as events:
-            compiled = lowered.compile()
-        executable = compiled.runtime_executable()
-        if executable not in _programs:
-            parts = _serialized(compiled) if _is_copyable(events) else None
-            _programs[executable] = parts, {first: compiled}
-            if len(_programs) > _MOST_PROGRAMS:
-                del _programs[next(iter(_programs))]
-        parts, programs = _programs[executable]
-        missing = [device for device in others if device not in programs]
-        programs |= _compiled(missing, lower) if parts is None else {core: _load(parts, core) for core in missing}
-    return programs
-
-
-_LOCK = threading.RLock()
-_MOST_PROGRAMS = 16  # each takes memory maps, of which a process can have some 65,000
-_programs: dict[Any, tuple[tuple | None, dict[jax.Device, Compiled]]] = {}  # by what was compiled for the first device
-
-
-def _compiled(devices: Sequence[jax.Device], lower: Callable[[jax.Device], Lowered]) -> dict[jax.Device, Compiled]:
-    with ThreadPoolExecutor() as pool:
-        return dict(zip(devices, pool.map(settings.carried(lambda d: lower(d).compile()), devices), strict=True))
-
-
-def _is_copyable(events: set[str]) -> bool:
-    """Whether a program was compiled just now, and for a core of a CPU.
-
-    Of one that JAX read from its cache on disk XLA makes copies that do not run, without telling: the others read it
-    too, then. Where nothing is known of where it comes from, it counts as read.
-    """
-    asked, found = _ASKED in events, _FOUND in events
-    return not is_accelerated() and not found and (asked or not _reads_from_disk())
-
-
-_ASKED, _FOUND = "/jax/compilation_cache/compile_requests_use_cache", "/jax/compilation_cache/cache_hits"
-
-
-@contextlib.contextmanager
-def _disk_events() -> Iterator[set[str]]:
-    """What JAX tells meanwhile of its cache on disk, and of what this thread does."""
-    events: set[str] = set()
-    here = threading.get_ident()
-
-    def note(event: str, **_: Any) -> None:
-        if threading.get_ident() == here:
-            events.add(event)
-
-    jax.monitoring.register_event_listener(note)
-    try:
-        yield events
-    finally:
-        with contextlib.suppress(AssertionError, ValueError):  # somebody has removed all listeners
-            jax.monitoring.unregister_event_listener(note)
-
-
-def _serialized(compiled: Compiled) -> tuple | None:
-    """What was compiled for one core, to be loaded for others; each is the first device of its own client.
-
-    None if it cannot be: XLA cannot copy a program that calls back to Python, nor one that has run (hence this before
-    that).
-    """
-    try:
-        return serialize_executable.serialize(compiled)
-    except Exception:  # of various kinds, by what could not be copied
-        return None
-
-
-def _load(parts: tuple, core: jax.Device) -> Compiled:
-    payload, in_tree, out_tree = parts
-    load = serialize_executable.deserialize_and_load
-    return load(payload, in_tree, out_tree, backend=core.client, execution_devices=[core])
-
-
-def _reads_from_disk() -> bool:
-    global _has_read_from_disk
-    _has_read_from_disk |= bool(_kept_in())  # JAX goes on to do so when it is told to stop
-    return _has_read_from_disk
-
-
-_has_read_from_disk = False
-
-
-def keep_programs(cache_dir: str | os.PathLike | None = None) -> None:
-    """Lets JAX keep what it compiles on disk, for the next process; where it has been told a place, that one stays.
-
-    Programs for a CPU hold the instructions of the CPU that compiled them, and JAX does not tell one from another: each
-    kind gets a folder of its own, so that a home folder can be shared by several. A damaged entry costs a warning.
-
-    Args:
-      cache_dir: by default FCJAX_CACHE_DIR or the user's cache folder.
-    """
-    if _kept_in():
-        return
-    folder = store.cache_folder(cache_dir) / "programs" / _processor()
-    with contextlib.suppress(OSError):  # then they are compiled anew
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            jax.config.update("jax_compilation_cache_dir", str(folder))
-
-
-def _kept_in() -> str | None:
-    return getattr(jax.config, "jax_compilation_cache_dir", None)
-
-
-def _processor() -> str:
-    """A name for this kind of processor, made from what it can do."""
-    features = {platform.machine(), platform.processor()}
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        features |= {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
-    return hashlib.sha256("\n".join(sorted(features)).encode()).hexdigest()[:16]

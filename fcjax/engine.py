@@ -25,7 +25,7 @@ import numpy as np
 from jax import lax
 from jax.stages import Compiled, Lowered
 
-from fcjax import checks, devices, leaves, results, settings
+from fcjax import checks, devices, leaves, programs, results, settings
 from fcjax.experiment import most_rounds
 from fcjax.jobs import Group, Job, Template, groups
 from fcjax.progress import Progress
@@ -172,13 +172,15 @@ class _Batch:
             shape = lambda leaf: jax.ShapeDtypeStruct((self._num_slots, *leaf.shape), leaf.dtype, sharding=place)  # noqa: E731
             return program.lower(*jax.tree.map(shape, one), self._shared[device])
 
-        return devices.compile_for(self.workers, lower)
+        compiled = programs.compile_for(self.workers, lower)
+        self.workers = [device for device in self.workers if device in compiled]
+        return compiled
 
     def _fitting(self) -> int:
         """How many runs side by side a device has memory for; if it has not for one, fewer devices take part."""
         free = devices.free_bytes(self.workers[0])
         for_all = sum(leaf.nbytes for leaf in jax.tree.leaves(self._shared[self.workers[0]]))
-        for_slots = devices.needed_bytes(self._compiled[self.workers[0]]) - for_all
+        for_slots = programs.needed_bytes(self._compiled[self.workers[0]]) - for_all
         if free is None or for_slots <= 0:
             return self._num_slots
         # The shared arrays are there already. The cores of a CPU have one memory in common.

@@ -9,8 +9,9 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from fcjax import checks, learning, radio
-from fcjax.learning import DivergenceOf, EstimateOn, LocalData, OptimizerFactory
+from fcjax import batches, checks, learning, radio
+from fcjax.batches import LocalData
+from fcjax.learning import DivergenceOf, EstimateOn, OptimizerFactory
 from fcjax.models import Model
 from fcjax.types import Cell, Estimates, Observation, Training, pytree, static
 
@@ -47,7 +48,7 @@ def check(experiment: Experiment) -> Experiment:
             f"data.sizes must have shape ({num_devices},), one for each power in cell.power_w, "
             f"got {np.shape(experiment.data.sizes)}"
         )
-    learning.check(experiment.data, training, experiment.model)
+    batches.check(experiment.data, training, experiment.model)
     checks.whole_cell(cell)
     checks.positive("training.learning_rate", training.learning_rate, ())
     checks.fraction("training.momentum", training.momentum, ())

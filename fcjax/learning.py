@@ -11,29 +11,21 @@ Neither recompiles when the schedule changes.
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import Array, lax
 
+from fcjax import batches
+from fcjax.batches import LocalData
 from fcjax.models import Model, Params
 from fcjax.types import Estimates, Training
 
 OptimizerFactory = Callable[[Training], optax.GradientTransformation]
 EstimateOn = Literal["batch", "local"] | None
 DivergenceOf = Literal["displacement", "gradient"]
-
-
-class LocalData(NamedTuple):
-    """The one shared data set and who has which part of it (see `fcjax.data.partition`)."""
-
-    x: Array | np.ndarray  # (N, ...)
-    y: Array | np.ndarray  # (N,)
-    indices: Array | np.ndarray  # (M, N_max) int32
-    sizes: Array | np.ndarray  # (M,) int32, D_i
 
 
 class Trained(NamedTuple):
@@ -45,71 +37,6 @@ class Trained(NamedTuple):
 def sgd(training: Training) -> optax.GradientTransformation:
     """Stochastic gradient descent with momentum, after the settings."""
     return optax.sgd(training.learning_rate, training.momentum)
-
-
-def check(data: LocalData, training: Training, model: Model) -> None:
-    """Raises ValueError where data, settings and model do not fit each other; what is traced is passed over."""
-    concrete = [None if isinstance(part, jax.core.Tracer) else np.asarray(part) for part in data]
-    _, y, indices, sizes = concrete
-    num_samples = data.x.shape[0]
-    if data.y.shape != (num_samples,):
-        raise ValueError(f"y must hold one target for each of {num_samples} samples, got shape {data.y.shape}")
-    if indices is not None and not (indices.min() >= 0 and indices.max() < num_samples):
-        raise ValueError(f"indices must be 0 to {num_samples - 1}, got {indices.min()} to {indices.max()}")
-    if y is not None:
-        model.check_targets(y)
-    if sizes is not None:
-        check_batches(training, sizes)
-
-
-def check_batches(training: Training, sizes: Any) -> None:
-    """Raises ValueError unless each device has the samples of a batch; sizes must be concrete."""
-    sizes = np.asarray(sizes)
-    if training.local_steps < 1 or training.batch_size < 1:
-        raise ValueError(
-            f"local_steps and batch_size must be 1 or more, got {training.local_steps} and {training.batch_size}"
-        )
-    if sizes.min() < training.batch_size:
-        device = int(np.argmin(sizes))
-        raise ValueError(
-            f"batch_size {training.batch_size} is more than the {sizes[device]} samples of device {device}: "
-            "take a smaller batch or more data a device"
-        )
-    if sizes.max() > _MOST_SAMPLES or int(sizes.max()) * training.local_steps * training.batch_size >= 2**31:
-        raise ValueError(
-            f"a device may have {_MOST_SAMPLES} samples, and these times {training.local_steps} steps of "
-            f"{training.batch_size} must be below 2^31, in which mini-batches are computed; got {sizes.max()}"
-        )
-
-
-def draw_batches(key: Array, size: Array, training: Training) -> Array:
-    """Positions 0..size-1 of the mini-batches of a round, (tau, d): none repeats in a batch, nor in size/d batches.
-
-    An arithmetic progression modulo the size, from a random offset with a random stride that has no divisor in common
-    with it. It costs two random numbers. On samples in random order, as a partition has them, every batch is by itself
-    a uniform draw without replacement; what is given up is independence between the batches of different rounds, which
-    share the order: two rounds with the same stride, of about a thousand, meet the same neighbours.
-    """
-    offset_key, stride_key = jax.random.split(key)
-    strides = jnp.asarray(_PRIMES)
-    # In int32 whatever the default, so that the same key draws the same batches.
-    size = jnp.asarray(size, jnp.int32)
-    stride = strides[jax.random.randint(stride_key, (), 0, strides.size, jnp.int32)] % size
-    offset = jax.random.randint(offset_key, (), 0, size, jnp.int32)
-    steps = jnp.arange(training.local_steps * training.batch_size, dtype=jnp.int32)
-    return ((offset + stride * steps) % size).reshape(training.local_steps, training.batch_size)
-
-
-def _primes(count: int, above: int) -> np.ndarray:
-    sieve = np.ones(above + 30 * count, bool)
-    for i in range(2, int(len(sieve) ** 0.5) + 1):
-        sieve[i * i :: i] = False
-    return np.flatnonzero(sieve)[np.flatnonzero(sieve) > above][:count].astype(np.int32)
-
-
-# Strides are primes above any number of samples of a device, so that none divides it.
-_MOST_SAMPLES = 2_000_000
-_PRIMES = _primes(1000, above=_MOST_SAMPLES)
 
 
 class _Local(NamedTuple):
@@ -127,7 +54,7 @@ class _Local(NamedTuple):
 
 def train_device(
     params: Params,
-    batches: Array,
+    samples: Array,
     data: LocalData,
     model: Model,
     optimizer: optax.GradientTransformation,
@@ -135,7 +62,7 @@ def train_device(
     whole: tuple[Array, Array, Array] | None = None,
     keep_gradient: bool = False,
 ) -> _Local:
-    """Trains one device on mini-batches, (tau, d) indices of samples.
+    """Trains one device on mini-batches, given by the indices of their samples, (tau, d).
 
     F_i and its gradient are estimated on the first mini-batch, or on the whole local data, given as inputs, targets and
     a mask of those that count.
@@ -151,13 +78,13 @@ def train_device(
         return _apply(optimizer, slope(params, batch)[1], state, params), None
 
     # The first step stands alone because its loss and gradient are those that the estimates need.
-    loss, gradient = slope(params, batches[0])
+    loss, gradient = slope(params, samples[0])
     carry = _apply(optimizer, gradient, optimizer.init(params), params)
-    (trained, _), _ = lax.scan(step, carry, batches[1:])
+    (trained, _), _ = lax.scan(step, carry, samples[1:])
     if not estimate:
         return _Local(trained, None, loss, jnp.full_like(loss, jnp.nan), jnp.full_like(loss, jnp.nan))
     if whole is None:
-        new_loss, new_gradient = slope(trained, batches[0])
+        new_loss, new_gradient = slope(trained, samples[0])
     else:
         local_slope = jax.value_and_grad(lambda params: jnp.mean(model.losses(params, *whole[:2]), where=whole[2]))
         (loss, gradient), (new_loss, new_gradient) = local_slope(params), local_slope(trained)
@@ -221,11 +148,11 @@ def train_round(
     if width is not None and width < 1:
         raise ValueError(f"width must be 1 or more, or None for all devices under a mask, got {width}")
     scheduled, estimates, data = jax.tree.map(jnp.asarray, (scheduled, estimates, data))
-    check(data, training, model)
+    batches.check(data, training, model)
     optimizer = make_optimizer(training)
 
     def train(device):
-        positions = draw_batches(keys[device], data.sizes[device], training)
+        positions = batches.draw(keys[device], data.sizes[device], training)
         own, size = data.indices[device], data.sizes[device]
         whole = None
         if estimate_on == "local":

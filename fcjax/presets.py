@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from fcjax import data, learning, models, radio
+from fcjax import batches, data, models, radio
 from fcjax.data import Dataset
 from fcjax.experiment import Experiment
 from fcjax.types import Cell, Estimates, Training
@@ -62,7 +62,7 @@ def shi2020(
             radius_m=radius_m,
         ),
         training=training,
-        data=learning.LocalData(loaded.train_x, loaded.train_y, parts.indices, parts.sizes),
+        data=batches.LocalData(loaded.train_x, loaded.train_y, parts.indices, parts.sizes),
         test_x=loaded.test_x,
         test_y=loaded.test_y,
         estimates=Estimates(*(np.full(num_devices, value, np.float32) for value in (1.5, 12.0, 2.0))),

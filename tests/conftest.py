@@ -1,10 +1,15 @@
 """Tests run with rank promotion forbidden and warnings as errors; those that take `dtype` run in both precisions."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import hypothesis
 import jax
 import pytest
 
-from fcjax import devices
+from fcjax import programs
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=100)
@@ -14,8 +19,16 @@ hypothesis.settings.load_profile("fixed")
 @pytest.fixture(autouse=True)
 def no_programs_on_disk(monkeypatch):
     """Scripts keep programs on disk for the next process; for the next test, they would be there for good."""
-    keep = devices.keep_programs
-    monkeypatch.setattr(devices, "keep_programs", lambda folder=None: folder and keep(folder))
+    keep = programs.keep_on_disk
+    monkeypatch.setattr(programs, "keep_on_disk", lambda folder=None: folder and keep(folder))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """They all take maps of memory, and XLA crashes where a process has as many as it may."""
+    yield
+    programs._programs.clear()
+    jax.clear_caches()
 
 
 @pytest.fixture(params=["float32", "float64"])
@@ -37,3 +50,30 @@ def quick_compilation():
 def x64():
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory):
+    """Starts code of Python in a process of its own; all that are started, by any test, share compiled programs."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"
+    folder = Path(__file__).parents[1]
+    paths = os.pathsep.join(map(str, (folder, folder / "tests", folder / "experiments")))
+
+    def start(code, *arguments, devices=1):
+        environment = os.environ | {
+            "PYTHONPATH": paths,
+            "JAX_COMPILATION_CACHE_DIR": str(shared),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
+            "JAX_NUM_CPU_DEVICES": str(devices),
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        }
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start

@@ -1,21 +1,15 @@
 """Sweeps that several processes do together, and what is left of those that are ended from outside."""
 
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import sweep as sweep_script
 
 from fcjax import results
-
-FOLDER = Path(__file__).parents[1]
 
 SWEEP = """
 import os, sys
@@ -49,31 +43,6 @@ console.leave(console.run(lambda: sweep.main(sys.argv[1:])))
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """A folder for compiled programs, for all processes that are started here."""
-    global CACHE
-    CACHE = tmp_path_factory.mktemp("cache")
-
-
-def start(code, *arguments, devices=1):
-    path = os.pathsep.join(map(str, (FOLDER, FOLDER / "tests", FOLDER / "experiments")))
-    environment = os.environ | {
-        "PYTHONPATH": path,
-        "JAX_COMPILATION_CACHE_DIR": str(CACHE),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
-        "JAX_NUM_CPU_DEVICES": str(devices),
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def free_port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -88,7 +57,7 @@ def wait_for(condition, process):
     assert condition(), process.communicate()
 
 
-def test_two_processes_of_two_devices_give_the_bits_of_one_of_one(tmp_path):
+def test_two_processes_of_two_devices_give_the_bits_of_one_of_one(start, tmp_path):
     port = free_port()
 
     def succeed(*processes):
@@ -109,7 +78,7 @@ def test_two_processes_of_two_devices_give_the_bits_of_one_of_one(tmp_path):
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "two").glob("*.npz")}
 
 
-def test_when_one_of_two_is_killed_the_other_ends_and_a_restart_completes(tmp_path):
+def test_when_one_of_two_is_killed_the_other_ends_and_a_restart_completes(start, tmp_path):
     port = free_port()
     survivor, victim = (start(SWEEP, tmp_path, index, 2, port, 60.0) for index in range(2))
     wait_for(lambda: len(list(tmp_path.glob("[!.]*.npz"))) >= 2, victim)
@@ -132,7 +101,7 @@ def test_when_one_of_two_is_killed_the_other_ends_and_a_restart_completes(tmp_pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_script_that_is_ended_from_outside(number, tmp_path):
+def test_a_script_that_is_ended_from_outside(start, number, tmp_path):
     arguments = ["--policy", "pf", "--seeds", 60, "--budget", 200, "--out", tmp_path]
     process = start(SCRIPT, *arguments)
     runs = tmp_path / "runs"
@@ -152,8 +121,8 @@ def test_a_script_that_is_ended_from_outside(number, tmp_path):
         assert "error: this process was killed" in errors
 
 
-def test_the_script_in_two_processes(tmp_path):
-    arguments = ["--policy", "pf", "fc", "--seeds", 3, "--budget", 4]
+def test_the_script_in_two_processes(start, tmp_path):
+    arguments = ["--policy", "pf", "--seeds", 5, "--budget", 4]
     alone = start(SCRIPT, *arguments, "--out", tmp_path / "one")
     alone.wait(300)  # it compiles, for all
     cluster = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", 2, "--workers", 1]
@@ -162,8 +131,8 @@ def test_the_script_in_two_processes(tmp_path):
     for process in (alone, *both):
         printed.append(process.communicate(timeout=300))
         assert process.returncode == 0, printed[-1]
-    assert "6 runs in" in printed[1][0]
-    assert printed[2][0] == "process 1: all 6 runs are there; process 0 tells the results\n"
+    assert "5 runs in" in printed[1][0]
+    assert printed[2][0] == "process 1: all 5 runs are there; process 0 tells the results\n"
     assert (tmp_path / "one" / "summary.csv").read_bytes() == (tmp_path / "two" / "summary.csv").read_bytes()
 
 
@@ -184,7 +153,7 @@ def test_a_cluster_that_cannot_be(arguments, message, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_cluster_that_is_not_there(tmp_path):
+def test_a_cluster_that_is_not_there(start, tmp_path):
     process = start(SCRIPT, "--distributed", "--processes", 2, "--out", tmp_path)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
@@ -200,7 +169,7 @@ def test_a_port_that_is_taken(tmp_path, capsys):
     assert "of this machine cannot be had: Address already in use; choose another" in capsys.readouterr().err
 
 
-def test_one_that_waits_for_others_can_be_ended(tmp_path):
+def test_one_that_waits_for_others_can_be_ended(start, tmp_path):
     """JAX by itself would wait for five minutes, deaf to signals, and then crash."""
     process = start(
         SCRIPT, "--coordinator", f"127.0.0.1:{free_port()}", "--processes", 2, "--process", 1, "--out", tmp_path
@@ -213,7 +182,7 @@ def test_one_that_waits_for_others_can_be_ended(tmp_path):
     assert errors == "interrupted; no run had finished\n"
 
 
-def test_others_that_do_not_come(tmp_path):
+def test_others_that_do_not_come(start, tmp_path):
     code = SCRIPT.replace("import sweep", "import sweep, cluster; cluster._JOIN_S = 1")
     process = start(
         code, "--coordinator", f"127.0.0.1:{free_port()}", "--processes", 2, "--process", 0, "--out", tmp_path

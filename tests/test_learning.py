@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from fcjax import keys, learning, models
+from fcjax import batches, keys, learning, models
 from fcjax.data import partition, synthetic
 from fcjax.types import Estimates, Training
 
@@ -16,9 +16,9 @@ def setting(dtype, *, name="dir1", batch_size=8, local_steps=3, model="mlp"):
     """A small task on devices of unequal data, in one precision throughout."""
     data = synthetic.classification(400, num_features=5, num_labels=3, seed=1)
     parts = partition.by_name(name, data.train_y, NUM_DEVICES, seed=4)
-    local = learning.LocalData(jnp.asarray(data.train_x, dtype), data.train_y, parts.indices, parts.sizes)
+    local = batches.LocalData(jnp.asarray(data.train_x, dtype), data.train_y, parts.indices, parts.sizes)
     training = Training(learning_rate=0.05, momentum=0.9, local_steps=local_steps, batch_size=batch_size)
-    learning.check_batches(training, parts.sizes)
+    batches.check_sizes(training, parts.sizes)
     made = models.mlp((5,), 3, hidden=(4,)) if model == "mlp" else model
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), made.init(jax.random.key(0)))
     start = Estimates(*(jnp.full(NUM_DEVICES, value, dtype) for value in (1.5, 12.0, 2.0)))
@@ -44,13 +44,13 @@ def round_by_hand(device_keys, params, scheduled, data, training, model):
     slope = jax.jit(jax.grad(loss))
     trained, reports = {}, {}
     for i in np.flatnonzero(scheduled):
-        positions = np.asarray(learning.draw_batches(device_keys[i], data.sizes[i], training))
-        batches = [(data.x[data.indices[i][p]], data.y[data.indices[i][p]]) for p in positions]
+        positions = np.asarray(batches.draw(device_keys[i], data.sizes[i], training))
+        drawn = [(data.x[data.indices[i][p]], data.y[data.indices[i][p]]) for p in positions]
         w, velocity = flat, jnp.zeros_like(flat)
-        for x, y in batches:
+        for x, y in drawn:
             velocity = training.momentum * velocity + slope(w, x, y)
             w = w - training.learning_rate * velocity
-        x, y = batches[0]
+        x, y = drawn[0]
         moved = np.linalg.norm(flat - w)
         rho = abs(loss(flat, x, y) - loss(w, x, y)) / moved
         beta = np.linalg.norm(slope(flat, x, y) - slope(w, x, y)) / moved
@@ -99,7 +99,7 @@ def test_estimates_of_linear_regression_have_closed_forms(x64):
     """With full batches beta is |X'X (w - w')|/(d |w - w'|), between the eigenvalues of X'X/d."""
     drawn = synthetic.regression(120, num_features=3, seed=2)
     indices = np.arange(120, dtype=np.int32).reshape(2, 60)
-    data = learning.LocalData(
+    data = batches.LocalData(
         jnp.asarray(drawn.train_x, float), jnp.asarray(drawn.train_y, float), indices, np.full(2, 60)
     )
     training = Training(learning_rate=0.05, momentum=0.0, local_steps=4, batch_size=60)
@@ -159,7 +159,7 @@ def test_divergence_of_gradients(width, estimate_on, x64):
     usual = train(*arguments, width=width, estimate_on=estimate_on)
     gradients = {}
     for i in np.flatnonzero(scheduled):
-        positions = np.asarray(learning.draw_batches(device_keys[i], data.sizes[i], training))[0]
+        positions = np.asarray(batches.draw(device_keys[i], data.sizes[i], training))[0]
         mine = data.indices[i][positions] if estimate_on == "batch" else data.indices[i][: data.sizes[i]]
         gradient = jax.grad(model.loss)(params, data.x[mine], data.y[mine])
         gradients[i] = np.asarray(jax.flatten_util.ravel_pytree(gradient)[0])
@@ -184,35 +184,6 @@ def test_bad_options_are_named(change, message):
     device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
     with pytest.raises(ValueError, match=message):
         learning.train_round(device_keys, params, np.ones(6, bool), start, data, training, model, **change)
-
-
-@pytest.mark.parametrize("size", [8, 9, 60, 97, 3000])
-def test_no_sample_repeats_in_a_batch(size):
-    training = Training(local_steps=5, batch_size=8)
-    draw = jax.jit(lambda key: learning.draw_batches(key, jnp.asarray(size), training))
-    for seed in range(20):
-        batches = np.asarray(draw(jax.random.key(seed)))
-        assert batches.shape == (5, 8)
-        assert batches.min() >= 0
-        assert batches.max() < size
-        assert all(len(set(batch)) == 8 for batch in batches)
-        if size >= 40:
-            assert len(set(batches.ravel())) == 40
-
-
-def test_batches_choose_every_sample_and_pair_alike():
-    """Over many keys and orders each sample has the same chance, and pairs that of draws without replacement."""
-    size, batch_size, draws = 12, 4, 6000
-    training = Training(local_steps=1, batch_size=batch_size)
-    rng = np.random.default_rng(0)
-    draw = jax.vmap(lambda key: learning.draw_batches(key, jnp.asarray(size), training)[0])
-    positions = np.asarray(draw(jax.random.split(jax.random.key(0), draws)))
-    chosen = np.zeros((draws, size))
-    for row, batch in zip(chosen, positions, strict=True):
-        row[rng.permutation(size)[batch]] = 1
-    np.testing.assert_allclose(chosen.mean(0), batch_size / size, atol=0.03)
-    together = (chosen.T @ chosen / draws)[~np.eye(size, dtype=bool)]
-    np.testing.assert_allclose(together, batch_size * (batch_size - 1) / (size * (size - 1)), atol=0.025)
 
 
 def test_nothing_recompiles_and_only_scheduled_devices_are_trained():
@@ -275,15 +246,6 @@ def test_nobody_scheduled_changes_nothing():
         jax.tree.map(np.testing.assert_array_equal, (result.params, result.estimates), (params, start))
 
 
-def test_batches_do_not_depend_on_the_default_precision():
-    def draw():
-        return np.asarray(learning.draw_batches(jax.random.key(1), 97, Training(batch_size=8)))
-
-    with jax.enable_x64(True):
-        double = draw()
-    np.testing.assert_array_equal(draw(), double)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -300,20 +262,6 @@ def test_data_that_do_not_fit_are_named(change, message):
         learning.train_round(
             device_keys, params, np.ones(6, bool), start, data._replace(**change), training, model, width=1
         )
-
-
-@pytest.mark.parametrize(
-    ("training", "sizes", "message"),
-    [
-        (Training(batch_size=128), [200, 100], r"batch_size 128 is more than the 100 samples of device 1"),
-        (Training(batch_size=0), [200], r"must be 1 or more, got 5 and 0"),
-        (Training(local_steps=0), [200], r"must be 1 or more, got 0 and 128"),
-        (Training(batch_size=10_000), [100_000], r"below 2\^31.*got 100000"),
-    ],
-)
-def test_batches_that_cannot_be_are_named(training, sizes, message):
-    with pytest.raises(ValueError, match=message):
-        learning.check_batches(training, np.array(sizes))
 
 
 @pytest.mark.parametrize("width", [None, 2])

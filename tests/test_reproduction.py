@@ -3,12 +3,8 @@
 import dataclasses
 import functools
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import claims
 import figure2
@@ -29,7 +25,6 @@ from reproduction import PERCENT
 import fcjax
 from fcjax import data
 
-FOLDER = Path(reproduction.__file__).parent
 SCRIPT = """
 import sys
 from fcjax import data
@@ -68,29 +63,24 @@ def test_a_study_from_the_command_line(monkeypatch, tmp_path, capsys):
     plt.close("all")
 
 
-def test_killed_and_started_again_it_ends_with_the_same_file(tmp_path):
+def test_killed_and_started_again_it_ends_with_the_same_file(start, tmp_path):
     """With SIGKILL, which nothing can prepare for."""
-    environment = os.environ | {
-        "FCJAX_CACHE_DIR": str(tmp_path / "cache"),
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
-        "PYTHONPATH": os.pathsep.join([str(FOLDER), str(Path(__file__).parent)]),
-    }
 
-    def start(out):
-        command = [sys.executable, "-c", SCRIPT, str(out)]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    def succeed(process):
+        printed = process.communicate(timeout=300)
+        assert process.returncode == 0, printed
 
-    assert start(tmp_path / "whole").wait() == 0
+    succeed(start(SCRIPT, tmp_path / "whole"))
     out = tmp_path / "killed"
-    process = start(out)
+    process = start(SCRIPT, out)
     deadline = time.monotonic() + 120
     while len(list((out / "runs").glob("[!.]*.npz"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
     assert not list(out.glob("*.csv"))
-    assert start(out).wait() == 0
+    succeed(start(SCRIPT, out))
     for name in ("figure3_mnist.csv", "figure3_mnist.png"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     kept = {path.name: path.read_bytes() for path in (out / "runs").glob("[!.]*")}

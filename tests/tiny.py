@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 import fcjax
-from fcjax import data, learning, models
+from fcjax import batches, data, models
 
 NUM_DEVICES = 6
 MODEL = models.mlp((8,), 4, hidden=())
@@ -35,7 +35,7 @@ def experiment(
                 sample_rate_hz=200.0,
             ),
             "training": training,
-            "data": learning.LocalData(loaded.train_x, loaded.train_y, parts.indices, parts.sizes),
+            "data": batches.LocalData(loaded.train_x, loaded.train_y, parts.indices, parts.sizes),
             "test_x": loaded.test_x,
             "test_y": loaded.test_y,
             "estimates": fcjax.Estimates(*(np.full(num_devices, x, np.float32) for x in (1.5, 12.0, 2.0))),

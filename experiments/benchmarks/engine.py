@@ -24,7 +24,7 @@ import report
 from jax import lax
 
 import fcjax
-from fcjax import devices, keys, learning, rounds
+from fcjax import devices, keys, learning, programs, rounds
 from fcjax.simulate import advance, begin
 
 NUM_DEVICES = 20
@@ -97,10 +97,10 @@ def on_all_cores(step: Callable, carry: Any, shared: Any, num_rounds: int = ROUN
     cores = devices.for_programs(CORES)
     program = jax.jit(lambda carry, shared: lax.scan(lambda c, i: step(c, i, shared), carry, jnp.arange(num_rounds)))
     inputs = {core: jax.device_put((carry, shared), core) for core in cores}
-    programs = devices.compile_for(cores, lambda core: program.lower(*inputs[core]))
+    compiled = programs.compile_for(cores, lambda core: program.lower(*inputs[core]))
 
     def work(core):
-        jax.block_until_ready(programs[core](*inputs[core]))
+        jax.block_until_ready(compiled[core](*inputs[core]))
 
     def measure() -> float:
         threads = [threading.Thread(target=work, args=(core,)) for core in cores]
