@@ -18,6 +18,12 @@ Block = str | list[list[str]]  # a paragraph, or the lines of a table, the first
 def check_writable(folder: Path) -> None:
     """Raises OSError for a folder that results cannot be written to."""
     try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        raise OSError(
+            f"results cannot be written to {str(folder)!a}: it is no UTF-8; choose another with --out"
+        ) from error
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -89,8 +95,8 @@ def as_text(blocks: Sequence[Block]) -> str:
 
 def leave(code: int) -> NoReturn:
     """Ends the process at once: after Ctrl-C a compilation may still be under way, and nobody waits for it."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BrokenPipeError):  # nobody reads on
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError):  # nobody reads on
             stream.flush()
     _to_witness(_AS_USUAL)
     os._exit(code)
@@ -98,6 +104,7 @@ def leave(code: int) -> NoReturn:
 
 def run(main: Callable[[], int]) -> int:
     """The exit code of a script, also of one that fails."""
+    _open_streams()
     try:
         return main()
     except SystemExit as end:  # argparse's
@@ -118,6 +125,7 @@ def watch() -> None:
     To be called before anything large is imported.
     """
     global _witness
+    _open_streams()
     if not hasattr(os, "fork"):
         return
     read, write = os.pipe()
@@ -135,6 +143,14 @@ def watch() -> None:
     os._exit(0)
 
 
+def _open_streams() -> None:
+    """Output that has been closed goes nowhere, instead of into the next file that is opened."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
+
+
 def last_words(words: str) -> None:
     """What is printed if this process is killed."""
     _to_witness(b"\n" + words.encode())
@@ -147,10 +163,49 @@ def _to_witness(words: bytes) -> None:
 
 
 def end_in_order() -> None:
-    """Makes of SIGTERM, by which clusters end a job, what Ctrl-C is."""
+    """Makes of SIGTERM, by which clusters end a job, what Ctrl-C is.
 
-    def interrupt(*_: object) -> None:
+    Either may come where Python can raise nothing, as in what the garbage collector calls: then it comes once more.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    signal.signal(signal.SIGTERM, _interrupt)
+    if sys.unraisablehook is not _once_more and hasattr(signal, "setitimer"):
+        global _other_hook
+        _other_hook = sys.unraisablehook
+        signal.signal(signal.SIGALRM, _interrupt)
+        sys.unraisablehook = _once_more
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+_other_hook = sys.unraisablehook
+
+
+def _once_more(ignored: "sys.UnraisableHookArgs") -> None:
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+    else:
+        _other_hook(ignored)
+
+
+@contextlib.contextmanager
+def not_now() -> Iterator[None]:
+    """Lets Ctrl-C and SIGTERM wait for the end of the block: what is being imported makes other errors of them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
         raise KeyboardInterrupt
-
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, interrupt)

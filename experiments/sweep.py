@@ -11,6 +11,7 @@ and mini-batches. Writes to OUT
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import shlex
@@ -20,7 +21,18 @@ from functools import partial
 from pathlib import Path
 
 import cluster
-from console import FolderLock, as_text, check_writable, end_in_order, last_words, leave, run, warnings_as_lines, watch
+from console import (
+    FolderLock,
+    as_text,
+    check_writable,
+    end_in_order,
+    last_words,
+    leave,
+    not_now,
+    run,
+    warnings_as_lines,
+    watch,
+)
 
 EXAMPLES = """examples:
   python experiments/sweep.py --phi 0.05
@@ -87,9 +99,10 @@ def main(argv: list[str] | None = None) -> int:
             raise ValueError(f"--seeds must be 1 or more and --seed 0 to 2^31, got {args.seeds} and {args.seed}")
         check_writable(args.out)
         last_words(f"this process was killed, or ended by JAX because another one of the sweep is gone: {again}")
-        import fcjax  # after --help and the cheapest errors: it takes seconds
-        from fcjax.results import remove_abandoned
-        from fcjax.sweep import plan, run_all
+        with not_now():
+            import fcjax  # after --help and the cheapest errors: it takes seconds
+            from fcjax.results import remove_abandoned
+            from fcjax.sweep import plan, run_all
 
         process = cluster.join(args)
         claim = Claim(args)
@@ -148,11 +161,15 @@ def tell(results, out: Path, start: float) -> int:
         raise OSError(f"the results could not be written: {error}; finished runs are kept in {out / 'runs'}") from error
     spent = f"compiling {results.compile_s:.1f} s, running {results.run_s:.1f} s"
     kept = f", of which {results.kept} had been kept," if results.kept else ""
-    with contextlib.suppress(BrokenPipeError):  # nobody reads on
+    try:
         print(table(summary))
         print(
             f"\n{len(summary)} runs{kept} in {time.monotonic() - start:.1f} s ({spent}); written to {out}/", flush=True
         )
+    except BrokenPipeError:
+        pass  # nobody reads on
+    except OSError as error:
+        raise OSError(f"the results are written to {out}/, but cannot be printed: {error}") from error
     bad = summary[results.stop.values == "bad_decision"]
     if len(bad):
         print(f"error: impossible decisions ended these runs early:\n{bad.to_string(index=False)}", file=sys.stderr)
@@ -169,12 +186,20 @@ class Claim:
 
     def __init__(self, args: argparse.Namespace):
         from fcjax.engine import layout
+        from fcjax.foreign import file_of
         from fcjax.results import provenance
+        from fcjax.settings import current
 
         versions = json.loads(provenance()["versions"])
         settings = {name: value for name, value in vars(args).items() if name not in _HOW}
         settings["side_by_side"] = layout(args.workers, args.side_by_side)[1]
-        self._this = {"settings": settings, "versions": {name: versions[name] for name in ("fcjax", "jax", "jaxlib")}}
+        own = {name: file_of(name.rpartition(":")[0]) for name in args.policy if ":" in name}
+        self._this = {
+            "settings": settings,
+            "versions": {name: versions[name] for name in ("fcjax", "jax", "jaxlib")},
+            "settings of JAX": current(),
+            "policies": {f"the code of {name}": _checksum(path) for name, path in own.items() if path is not None},
+        }
         self._out, self._path = args.out, args.out / "sweep.json"
         self._lock = FolderLock(args.out)
 
@@ -205,11 +230,20 @@ class Claim:
 
         self.check()
         text = json.dumps(self._this, indent=1) + "\n"
-        if not self._path.exists() or self._path.read_text() != text:
-            write_whole(self._path, lambda part: Path(part).write_text(text))
+        try:
+            if not self._path.exists() or self._path.read_text() != text:
+                write_whole(self._path, lambda part: Path(part).write_text(text))
+        except OSError as error:
+            raise OSError(
+                f"{self._path} cannot be written: {error.strerror}; choose another folder with --out"
+            ) from error
 
     def release(self) -> None:
         self._lock.release()
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
 def write(results, out: Path):

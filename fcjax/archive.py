@@ -58,10 +58,12 @@ class Archive:
     def load(self, job: Job) -> results.Finished | None:
         """The run that has been kept, if it has."""
         path = self._path(job)
-        if path is None or not path.exists():
+        if path is None or not path.is_file():
             return None
         try:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+                if str(arrays["fingerprint"]) != path.stem:
+                    raise ValueError("it holds another run")
                 history = Record(**{field.name: arrays[field.name] for field in dataclasses.fields(Record)})
                 if len({len(array) for array in jax.tree.leaves(history)}) > 1:
                     raise ValueError("its histories are not of one length")
@@ -81,14 +83,15 @@ class Archive:
         } | {
             "start": np.array([run.start_accuracy, run.start_loss]),
             "stop": np.array(int(run.stop)),
+            "fingerprint": np.array(path.stem),
             "labels": np.array(json.dumps(job.labels)),  # for whoever looks into the file
         }
         try:
             results.write_whole(path, lambda part: np.savez(part, **arrays))
         except OSError as error:  # such as a full disk
             raise OSError(
-                f"a run cannot be kept in {self._folder}: {error.strerror}; those that are there stay, and when it "
-                "can, the same call goes on from them"
+                f"a run cannot be kept as {path}: {error.strerror}; those that are there stay, and when it can, the "
+                "same call goes on from them"
             ) from error
         return True
 
@@ -142,7 +145,7 @@ def _program(select: Callable, experiment: Experiment, state: Any) -> bytes | No
     experiment = dataclasses.replace(experiment, data=experiment.data._replace(indices=indices))
     leaves, structure = jax.tree.flatten((experiment, state))
     shapes = tuple(jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    return _digest_of_program(select, structure, shapes, jax.default_backend(), settings.current())
+    return _digest_of_program(select, structure, shapes, jax.default_backend(), tuple(settings.current().items()))
 
 
 @functools.lru_cache(maxsize=256)

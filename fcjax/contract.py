@@ -47,6 +47,9 @@ def check_policy(
     cell = checks.whole_cell(cell)
     if not isinstance(policy, Policy):
         raise ValueError(f"{name} must be a fcjax.Policy(init, select), got {type(policy).__name__}")
+    # As in a run, where they are numbers of samples.
+    num_samples = np.asarray(np.broadcast_to(training.num_samples, checks.num_devices(cell)), np.int32)
+    training = dataclasses.replace(training, num_samples=num_samples)
     draws = jax.random.split(jax.random.key(seed), (3, num_rounds))
     # As arrays of NumPy, whose parts can be taken without a compilation for each.
     contexts = jax.device_get(_random_contexts(draws[0], cell, training))

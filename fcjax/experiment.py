@@ -34,6 +34,11 @@ class Experiment:
     width: int | Literal["auto"] | None = static("auto")  # devices trained at a time: see `fcjax.learning`
 
 
+def as_told(experiment: Experiment) -> Training:
+    """The settings of training as policies are told them: with how many samples the devices have."""
+    return dataclasses.replace(experiment.training, num_samples=experiment.data.sizes)
+
+
 def check(experiment: Experiment) -> Experiment:
     """Raises ValueError for settings that make no sense or do not fit each other; what is traced is passed over.
 

@@ -264,7 +264,7 @@ def _parameters(factory: Callable[..., Policy]) -> Mapping[str, inspect.Paramete
 
 
 def is_built_in(policy: Policy) -> bool:
-    return policy.select.__module__ == __name__
+    return all(getattr(function, "__module__", None) == __name__ for function in policy)
 
 
 def by_name(name: str, *, phi: ArrayLike = 0.05) -> Policy:

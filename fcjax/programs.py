@@ -199,8 +199,8 @@ def keep_on_disk(cache_dir: str | os.PathLike | None = None) -> None:
     """
     if _kept_in():
         return
-    folder = store.cache_folder(cache_dir) / "programs" / _processor()
     with contextlib.suppress(OSError):  # then they are compiled anew
+        folder = store.cache_folder(cache_dir) / "programs" / _processor()
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             jax.config.update("jax_compilation_cache_dir", str(folder))

@@ -28,6 +28,7 @@ class Progress:
         self._resumed_at: float | None = None
         self._last_line = time.monotonic()
         self._bar = None
+        enabled = enabled and sys.stderr is not None  # as where it has been closed
         self._lines = enabled and not sys.stderr.isatty()
         if enabled and not self._lines:
             layout = "{percentage:3.0f}% |{bar}| {desc}"

@@ -18,20 +18,26 @@ _BY_THREAD: dict[str, Callable[[Any], contextlib.AbstractContextManager]] = {
 _NO_MATTER = ("--xla_force_host_platform_device_count", "--xla_dump")
 
 
-def current() -> tuple:
-    """All that runs depend on; hashable."""
+def current() -> dict[str, Any]:
+    """All that runs depend on."""
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(_NO_MATTER)]
-    return (*_by_thread().items(), jax.config.read("jax_disable_most_optimizations"), *flags)
+    others = {name: jax.config.read(name) for name in ("jax_disable_most_optimizations",)}
+    return _by_thread() | others | {"XLA_FLAGS": " ".join(flags)}
 
 
 def carried(function: Callable[..., T]) -> Callable[..., T]:
-    """The function for another thread, where what `with jax.enable_x64(...)` and the like have set is forgotten."""
+    """The function for another thread, where what `with jax.enable_x64(...)` and the like have set is forgotten.
+
+    There JAX does not look for NaN: rounds that do not take place are filled with it, and fcjax looks for it itself.
+    """
     values = _by_thread()
 
     def call(*args: Any) -> T:
         with contextlib.ExitStack() as stack:
             for name, value in values.items():
                 stack.enter_context(_BY_THREAD[name](value))
+            stack.enter_context(jax.debug_nans(False))
+            stack.enter_context(jax.debug_infs(False))
             return function(*args)
 
     return call

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from fcjax.experiment import Experiment, check, most_rounds
+from fcjax.experiment import Experiment, as_told, check, most_rounds
 from fcjax.models import Model, Params
 from fcjax.rounds import Record, Score, State, Stop, as_float, evaluate, no_record, simulate_round
 from fcjax.types import Policy, pytree
@@ -137,9 +137,7 @@ def advance(
     key: Array, state: State, experiment: Experiment, select: Any, max_rounds: ArrayLike, num_rounds: int = CHUNK
 ) -> tuple[State, Record]:
     """Up to `num_rounds` rounds more, but no more than `max_rounds` in all; and their records, (num_rounds,)."""
-    experiment = dataclasses.replace(
-        experiment, training=dataclasses.replace(experiment.training, num_samples=experiment.data.sizes)
-    )
+    experiment = dataclasses.replace(experiment, training=as_told(experiment))
     rounds_key = jax.random.split(key)[1]
 
     nothing = no_record(jnp.shape(experiment.cell.power_w)[0])

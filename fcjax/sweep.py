@@ -15,7 +15,7 @@ import xarray as xr
 from fcjax import checks, contract, data, policies, presets, results
 from fcjax.archive import Archive
 from fcjax.engine import Clock, execute, layout
-from fcjax.experiment import Experiment, check, most_rounds
+from fcjax.experiment import Experiment, as_told, check, most_rounds
 from fcjax.jobs import Job
 from fcjax.processes import Does, Team
 from fcjax.progress import Progress
@@ -122,11 +122,17 @@ def plan(
         if len({str(value) for value in values}) < len(values):
             raise ValueError(f"{name} has a value twice: {', '.join(map(str, values))}")
     loaded = data.load(dataset) if isinstance(dataset, str) else dataset
+    if not isinstance(loaded, data.Dataset):
+        raise ValueError(f"dataset must be a name or a fcjax.data.Dataset, got {type(loaded).__name__}")
+    if not callable(preset):
+        raise ValueError(f"preset must be a function that makes an Experiment, got {preset!r}")
 
     @functools.lru_cache(maxsize=_AT_HAND)
     def make(of_distribution: str, radius: float, budget: float | None, number: int, seed: int) -> Experiment:
         budgets = {} if budget is None else {"budget_s": budget}
         made = preset(loaded, distribution=of_distribution, num_devices=number, radius_m=radius, seed=seed, **budgets)
+        if not isinstance(made, Experiment):
+            raise ValueError(f"preset must return a fcjax.Experiment, got {type(made).__name__}")
         return check(made)
 
     settings = list(itertools.product(*choices))
@@ -172,7 +178,7 @@ def _checked_jobs(
                 one.init(experiment.cell)  # raises for what the cell does not have
             elif (place := (name, phi_value, *setting[1:])) not in checked:
                 label = f"policy {name!r}"
-                contract.check_policy(one, experiment.cell, experiment.training, name=label, ignores_labels=False)
+                contract.check_policy(one, experiment.cell, as_told(experiment), name=label, ignores_labels=False)
                 checked.add(place)
     return jobs
 
@@ -188,13 +194,16 @@ def run_all(
     progress: bool = False,
 ) -> xr.Dataset:
     """Does runs, but for those that have been kept, and returns all in their order; see `sweep`."""
+    keep, out, about = _path("keep", keep), _path("out", out), _attributes(about)
     if out is not None and keep is None:
         raise ValueError("out needs keep, a folder of finished runs that it is put together from")
+    if out is not None and not out.parent.is_dir():
+        raise OSError(f"results cannot be written to {out}: there is no folder {out.parent}")
     workers, side_by_side = layout(workers, side_by_side)
     archive = None if keep is None else Archive(keep, side_by_side)
     clock = Clock()
     shelf = Shelf(archive, in_memory=out is None)
-    with Team(None if keep is None else Path(keep)) as team:
+    with Team(keep) as team:
         if archive is not None and team.size > 1:
             team.begin(archive.digest(jobs))
         with Progress(len(jobs), "runs", enabled=progress) as shown:
@@ -230,7 +239,7 @@ def run_all(
             )
         done = [job for job in jobs if job in shelf]
         shelf.warn_of_faults(done)
-        about = {"complete": int(not interrupted), "kept": num_kept, **dataclasses.asdict(clock), **(about or {})}
+        about = {"complete": int(not interrupted), "kept": num_kept, **dataclasses.asdict(clock), **about}
         if out is None or (interrupted and team.index > 0):
             together = results.to_dataset([shelf.get(job) for job in done], about)
         elif team.index == 0:
@@ -257,8 +266,8 @@ def _policies(
     """Names, phi (NaN where the policy has none) and policies."""
     if isinstance(policy, Mapping):
         for name, one in policy.items():
-            if not isinstance(one, Policy):
-                raise ValueError(f"policy {name!r} must be a fcjax.Policy(init, select), got {one!r}")
+            if not isinstance(one, Policy) or not all(map(callable, one)):
+                raise ValueError(f"policy {name!r} must be a fcjax.Policy(init, select) of two functions, got {one!r}")
         return [(str(name), float("nan"), one) for name, one in policy.items()]
     if isinstance(policy, Policy) or any(isinstance(one, Policy) for one in _several("policy", policy)):
         raise ValueError("policy must be names, or policies by name, such as {'mine': policy}")
@@ -270,6 +279,29 @@ def _policies(
         else:
             named.append((name, float("nan"), policies.by_name(name)))
     return named
+
+
+def _path(name: str, value: str | os.PathLike | None) -> Path | None:
+    if value is None:
+        return None
+    if not isinstance(value, str | os.PathLike) or str(value) in ("", ".") or "\0" in str(value):
+        raise ValueError(f"{name} must be the path of a folder or file of its own, got {value!r}")
+    return Path(value).expanduser()
+
+
+def _attributes(about: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Those that a file can hold; ValueError for others, which would be told of when all runs have been done."""
+    if about is not None and not isinstance(about, Mapping):
+        raise ValueError(f"about must be a mapping of names to texts or numbers, got {about!r}")
+    for name, value in (about or {}).items():
+        if (
+            not isinstance(name, str)
+            or not isinstance(value, str | int | float | np.number)
+            or value is True
+            or value is False
+        ):
+            raise ValueError(f"about must be a mapping of names to texts or numbers, got {name!r}: {value!r}")
+    return dict(about or {})
 
 
 def _centralised(make: Callable[[], Experiment]) -> Callable[[], Experiment]:

@@ -237,7 +237,9 @@ def test_a_disk_that_is_full(tmp_path, monkeypatch):
         savez(part, **arrays)
 
     monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(OSError, match=f"a run cannot be kept in {tmp_path}: No space left on device; those that are"):
+    with pytest.raises(
+        OSError, match=f"a run cannot be kept as {tmp_path}/.*npz: No space left on device; those that are"
+    ):
         run_all(jobs(), keep=tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
     monkeypatch.undo()
@@ -273,3 +275,21 @@ def test_whatever_bit_is_flipped_is_noticed_or_does_not_matter(tmp_path):
             assert all(np.array_equal(one, other, equal_nan=one.dtype.kind == "f") for one, other in pairs)
             assert (read.start_loss, read.stop) == (whole.start_loss, whole.stop)
     assert noticed > 100
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_a_file_in_the_place_of_another_is_noticed(tmp_path):
+    whole = run_all(jobs("pf"), keep=tmp_path)
+    first, second, third = sorted(tmp_path.iterdir())
+    first.write_bytes(second.read_bytes())
+    third.unlink()
+    os.mkfifo(third)
+    with pytest.warns(UserWarning, match=f"{first.name} cannot be read, its run is done again: it holds another run"):
+        again = run_all(jobs("pf"), keep=tmp_path)
+    assert again.kept == 1
+    assert_equal(again, whole)
+    assert third.is_file()
+    third.unlink()
+    third.mkdir()
+    with pytest.raises(OSError, match=f"a run cannot be kept as .*{third.name}: Is a directory; those that are there"):
+        run_all(jobs("pf"), keep=tmp_path)

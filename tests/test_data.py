@@ -312,3 +312,24 @@ def test_a_name_is_no_path(name, tmp_path):
     with pytest.raises(ValueError, match="the name of a data set must be a word"):
         fcjax.data.load(name, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_was_not_saved_is_not_loaded(tmp_path):
+    store.save(tmp_path / "set", {"x": np.arange(3)}, {})
+    np.save(tmp_path / "set" / "y.npy", np.arange(4))
+    arrays, _ = store.open_saved(tmp_path / "set")
+    assert list(arrays) == ["x"]
+
+
+def test_a_user_without_a_home(monkeypatch, tmp_path):
+    def nobody(uid):
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_CACHE_HOME", "TFDS_DATA_DIR", "FCJAX_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.raises(OSError, match="cannot be found, since this user has no home: set FCJAX_CACHE_DIR"):
+        store.cache_folder(None)
+    monkeypatch.setenv("FCJAX_CACHE_DIR", str(tmp_path))
+    assert store.cache_folder(None) == tmp_path
+    assert not prepared.tfds_folder().exists()

@@ -230,6 +230,7 @@ def test_parameters_are_data():
         (lambda cell: policies.by_name("math:sqrt"), "the factory needs a default for x"),
         (lambda cell: policies.by_name("math:no"), "'math' has no policy or factory 'no'; it has"),
         (lambda cell: policies.by_name("builtins:dict"), "must give a fcjax.Policy"),
+        (lambda cell: policies.by_name("builtins:exit"), "policy 'builtins:exit' cannot be used: SystemExit: "),
     ],
 )
 def test_bad_parameters_and_names_are_named(make, message):

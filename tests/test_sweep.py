@@ -184,6 +184,12 @@ def nobody():
         (policies.fixed(2), {}, "policy must be names, or policies by name, such as"),
         ([policies.fixed(2)], {}, "policy must be names, or policies by name, such as"),
         ({"a": "fc"}, {}, "policy 'a' must be a fcjax.Policy"),
+        ({"a": fcjax.Policy(lambda cell: (), None)}, {}, "policy 'a' must be a fcjax.Policy"),
+        ({"a": fcjax.Policy(None, policies.fixed(2).select)}, {}, "policy 'a' must be a fcjax.Policy"),
+        ({"a": fcjax.Policy(lambda cell: "two", policies.fixed(2).select)}, {}, "policy 'a'"),
+        ("fc", {"dataset": None}, "dataset must be a name or a fcjax.data.Dataset, got NoneType"),
+        ("fc", {"preset": 5}, "preset must be a function that makes an Experiment, got 5"),
+        ("fc", {"preset": lambda *_, **__: None}, "preset must return a fcjax.Experiment, got NoneType"),
         ({"mine": nobody()}, {}, "policy 'mine' schedules nobody, in 256 of 256 random rounds"),
     ],
 )
@@ -308,10 +314,58 @@ def test_a_file_of_results_is_what_memory_would_hold(tmp_path, monkeypatch):
     assert {name: held[name].dtype.kind for name in held} == {name: read[name].dtype.kind for name in held}
     assert read.accuracy.attrs == held.accuracy.attrs
     pd.testing.assert_frame_equal(results.summary(held), results.summary(read))
-    with pytest.raises(OSError, match=r"No such file .*nowhere.*; kept runs stay in .*runs, and the same call"):
+    with pytest.raises(OSError, match=r"results cannot be written to .*nowhere.histories.nc: there is no folder"):
         fcjax.sweep("pf", **settings | {"seeds": 1}, keep=tmp_path / "runs", out=tmp_path / "nowhere" / "histories.nc")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match=r"; kept runs stay in .*runs, and the same call"):
+        fcjax.sweep("pf", **settings | {"seeds": 1}, keep=tmp_path / "runs", out=tmp_path / "folder")
     with pytest.raises(ValueError, match="out needs keep"):
         fcjax.sweep(**SETTINGS, out=tmp_path / "other.nc")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"keep": 5}, "keep must be the path of a folder or file of its own, got 5"),
+        ({"keep": ""}, "keep must be the path of a folder or file of its own, got ''"),
+        ({"keep": "a\0b"}, "keep must be the path"),
+        ({"keep": "runs", "out": b"file"}, "out must be the path of a folder or file of its own, got b'file'"),
+        ({"about": [1]}, r"about must be a mapping of names to texts or numbers, got \[1\]"),
+        ({"about": {"a": None}}, "about must be a mapping of names to texts or numbers, got 'a': None"),
+        ({"about": {"a": True}}, "about must be a mapping of names to texts or numbers, got 'a': True"),
+    ],
+)
+def test_what_results_cannot_be_kept_with_is_named(changes, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        fcjax.sweep("pf", **SETTINGS, **changes)
+    assert not list(tmp_path.iterdir())
+
+
+def select_the_richest(key, state, context):
+    richest = jnp.arange(tiny.NUM_DEVICES) == jnp.argmax(context.training.num_samples[: tiny.NUM_DEVICES])
+    return state, fcjax.allocate(richest, context.observation, context.cell)
+
+
+def select_and_grow(key, state, context):
+    return state + context.training.num_samples, select_the_richest(key, state, context)[1]
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_policies_are_checked_with_what_runs_tell_them():
+    """With the numbers of samples of all devices."""
+    (job,) = plan({"a": fcjax.Policy(lambda cell: (), select_the_richest)}, **SETTINGS | DEFAULTS)
+    fcjax.check_policy(job.policy, job.experiment.cell, ignores_labels=False)
+    with pytest.raises(ValueError, match="policy 'a' must keep the structure of its state"):
+        plan({"a": fcjax.Policy(lambda cell: jnp.array(0), select_and_grow)}, **SETTINGS | DEFAULTS)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_what_jax_takes_for_a_fault_is_none():
+    """Rounds that do not take place are filled with NaN."""
+    with jax.debug_nans(True):
+        swept = fcjax.sweep("pf", **SETTINGS | {"preset": ROUGH, "seeds": 1})
+    assert swept.stop.values == ["budget"]
 
 
 def test_runs_side_by_side(tmp_path):

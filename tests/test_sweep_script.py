@@ -151,6 +151,10 @@ def test_a_folder_with_another_sweep_is_refused(script, capsys):
     note.write_text(note.read_text().replace(jax.__version__, "0.1.2"))
     assert script.main(arguments) == 2
     assert f"jax was 0.1.2, is {jax.__version__}" in capsys.readouterr().err
+    note.write_text(note.read_text().replace("0.1.2", jax.__version__))
+    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+        assert script.main(arguments) == 2
+    assert "jax_threefry_partitionable was True, is False" in capsys.readouterr().err
     note.write_text("[]")
     assert script.main(arguments) == 2
     assert "sweep.json is not there, or cannot be read" in capsys.readouterr().err
@@ -184,3 +188,13 @@ def test_help_has_examples(script, capsys):
         script.main(["--help"])
     assert end.value.code == 0
     assert "python experiments/sweep.py --phi 0.05" in capsys.readouterr().out
+
+
+def test_a_policy_that_has_changed_is_another_sweep(script, tmp_path, capsys):
+    code = "import fcjax\ndef mine():\n    return fcjax.policies.fixed(2)\n"
+    Path("my_policies.py").write_text(code)
+    arguments = ["--policy", "my_policies:mine", "--seeds", "1", "--budget", "5", "--out", str(tmp_path / "here")]
+    assert script.main(arguments) == 0
+    Path("my_policies.py").write_text(code.replace("2", "3"))
+    assert script.main(arguments) == 2
+    assert "holds another sweep (the code of my_policies:mine was " in capsys.readouterr().err

@@ -21,7 +21,7 @@ from fcjax.data.known import Splits
 
 def tfds_folder() -> Path:
     """Where TFDS keeps what it has prepared."""
-    return Path(os.environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets")
+    return Path(os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets"))
 
 
 def find(folder: Path) -> Path | None:

@@ -25,8 +25,11 @@ def cache_folder(cache_dir: str | os.PathLike | None) -> Path:
     if cache_dir is None:
         cache_dir = os.environ.get("FCJAX_CACHE_DIR") or None
     if cache_dir is None:
-        cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fcjax"
-    return Path(cache_dir).expanduser()
+        cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fcjax"
+    try:
+        return Path(cache_dir).expanduser()
+    except RuntimeError as error:
+        raise OSError(f"{cache_dir} cannot be found, since this user has no home: set FCJAX_CACHE_DIR") from error
 
 
 _ABANDONED_S = 24 * 3600.0
@@ -72,10 +75,10 @@ def save(folder: Path, arrays: dict[str, np.ndarray], about: dict) -> None:
 
 def open_saved(folder: Path) -> tuple[dict[str, np.ndarray], dict] | None:
     """What `save` has put there; None if it is not there, or, with a warning that names the file, not intact."""
-    about = read_manifest(folder)
-    if about is None:
+    content = _verified(folder)
+    if content is None:
         return None
-    return {path.stem: np.load(path) for path in sorted(folder.glob("*.npy"))}, about
+    return {Path(name).stem: np.load(folder / name) for name in content["sha256"]}, content["about"]
 
 
 MANIFEST = "about.json"
@@ -90,6 +93,11 @@ def write_manifest(folder: Path, about: dict) -> None:
 
 def read_manifest(folder: Path) -> dict | None:
     """What `write_manifest` was told; None if there is no manifest, or, with a warning, if anything is not intact."""
+    content = _verified(folder)
+    return None if content is None else content["about"]
+
+
+def _verified(folder: Path) -> dict | None:
     try:
         content = json.loads((folder / MANIFEST).read_text())
         if content.pop("digest", None) != _digest(content):
@@ -98,7 +106,7 @@ def read_manifest(folder: Path) -> dict | None:
             if not (folder / name).exists():
                 raise AlteredError(f"{name} is missing")
             verify(folder / name, checksum)
-        return content["about"]
+        return content if "about" in content else None
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (AlteredError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
