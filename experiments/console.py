@@ -198,10 +198,10 @@ def not_now() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}  # as of a shell
+    for number in before:
+        signal.signal(number, lambda number, _: came.append(number))
     try:
         yield
     finally:
