@@ -12,7 +12,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -40,8 +40,9 @@ def replacing(folder: Path) -> Iterator[Path]:
     """A new empty folder that takes the place of the given one when the block ends well, and vanishes otherwise."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     for abandoned in folder.parent.glob(f"{folder.name}.*.incomplete"):  # by a process that was killed
-        if time.time() - abandoned.stat().st_mtime > _ABANDONED_S:
-            shutil.rmtree(abandoned, ignore_errors=True)
+        with suppress(FileNotFoundError):  # it has just taken its place
+            if time.time() - abandoned.stat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(abandoned, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".incomplete", dir=folder.parent))
     umask = os.umask(0)
     os.umask(umask)
