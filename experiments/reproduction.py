@@ -29,9 +29,10 @@ import fcjax
 from fcjax import presets
 from fcjax.experiment import Experiment
 from fcjax.jobs import Job
+from fcjax.planning import plan
 from fcjax.plots import COLOURS, STYLE, interval
 from fcjax.results import write_whole
-from fcjax.sweep import plan, run_all
+from fcjax.sweep import run_all
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -101,8 +101,9 @@ def main(argv: list[str] | None = None) -> int:
         last_words(f"this process was killed, or ended by JAX because another one of the sweep is gone: {again}")
         with not_now():
             import fcjax  # after --help and the cheapest errors: it takes seconds
+            from fcjax.planning import plan
             from fcjax.results import remove_abandoned
-            from fcjax.sweep import plan, run_all
+            from fcjax.sweep import run_all
 
         process = cluster.join(args)
         claim = Claim(args)

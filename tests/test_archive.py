@@ -17,7 +17,8 @@ import xarray as xr
 
 import fcjax
 from fcjax import archive, data, engine, models, policies, results
-from fcjax.sweep import plan, run_all
+from fcjax.planning import plan
+from fcjax.sweep import run_all
 
 SETTINGS = {
     "dataset": tiny.dataset(),

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax.numpy as jnp
 import numpy as np
 
 import fcjax
@@ -43,3 +44,13 @@ def experiment(
             **changes,
         }
     )
+
+
+def select_loud(key, fraction, context):
+    gain = context.observation.gain
+    return fraction, fcjax.allocate(gain >= fraction * gain.max(), context.observation, context.cell)
+
+
+def loud(fraction):
+    """A policy of a user's: the devices whose channel is at least a fraction as good as the best."""
+    return fcjax.Policy(lambda cell: jnp.asarray(fraction), select_loud)

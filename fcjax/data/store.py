@@ -76,10 +76,11 @@ def save(folder: Path, arrays: dict[str, np.ndarray], about: dict) -> None:
 
 def open_saved(folder: Path) -> tuple[dict[str, np.ndarray], dict] | None:
     """What `save` has put there; None if it is not there, or, with a warning that names the file, not intact."""
-    content = _verified(folder)
-    if content is None:
+    verified = _verified(folder)
+    if verified is None:
         return None
-    return {Path(name).stem: np.load(folder / name) for name in content["sha256"]}, content["about"]
+    about, names = verified
+    return {Path(name).stem: np.load(folder / name) for name in names}, about
 
 
 MANIFEST = "about.json"
@@ -94,11 +95,12 @@ def write_manifest(folder: Path, about: dict) -> None:
 
 def read_manifest(folder: Path) -> dict | None:
     """What `write_manifest` was told; None if there is no manifest, or, with a warning, if anything is not intact."""
-    content = _verified(folder)
-    return None if content is None else content["about"]
+    verified = _verified(folder)
+    return None if verified is None else verified[0]
 
 
-def _verified(folder: Path) -> dict | None:
+def _verified(folder: Path) -> tuple[dict, list[str]] | None:
+    """What `write_manifest` was told, and the names of the files, which are intact; else None."""
     try:
         content = json.loads((folder / MANIFEST).read_text())
         if content.pop("digest", None) != _digest(content):
@@ -107,7 +109,7 @@ def _verified(folder: Path) -> dict | None:
             if not (folder / name).exists():
                 raise AlteredError(f"{name} is missing")
             verify(folder / name, checksum)
-        return content if "about" in content else None
+        return content["about"], list(content["sha256"])
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (AlteredError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
