@@ -11,7 +11,6 @@ and mini-batches. Writes to OUT
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
 import shlex
@@ -186,6 +185,7 @@ class Claim:
     """A note in OUT of which sweep it holds, so that none takes the place of another, or is mixed with it."""
 
     def __init__(self, args: argparse.Namespace):
+        from fcjax.data.fetch import sha256
         from fcjax.engine import layout
         from fcjax.foreign import file_of
         from fcjax.results import provenance
@@ -199,7 +199,7 @@ class Claim:
             "settings": settings,
             "versions": {name: versions[name] for name in ("fcjax", "jax", "jaxlib")},
             "settings of JAX": current(),
-            "policies": {f"the code of {name}": _checksum(path) for name, path in own.items() if path is not None},
+            "policies": {f"the code of {name}": sha256(path)[:12] for name, path in own.items() if path is not None},
         }
         self._out, self._path = args.out, args.out / "sweep.json"
         self._lock = FolderLock(args.out)
@@ -241,10 +241,6 @@ class Claim:
 
     def release(self) -> None:
         self._lock.release()
-
-
-def _checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
 def write(results, out: Path):
