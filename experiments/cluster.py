@@ -7,7 +7,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 _JOIN_S = 300  # within which all processes have to be there
-_SILENT_S = 50  # after which JAX takes a process for dead, and ends the others; `fcjax.sweep` notices it before that
 _PART_S = 60  # within which all have to leave after the first that does: `fcjax.sweep` returns to all at the same time
 
 
@@ -35,11 +34,7 @@ def join(args: argparse.Namespace) -> int:
     _check(args)
     jax.config.update("jax_enable_preemption_service", False)  # SIGTERM stays with us
     # Not here, where it could not be interrupted; and it gives up after us, because it does so by ending the process.
-    limits = {
-        "initialization_timeout": 2 * _JOIN_S,
-        "heartbeat_timeout_seconds": _SILENT_S,
-        "shutdown_timeout_seconds": _PART_S,
-    }
+    limits = {"initialization_timeout": 2 * _JOIN_S, "shutdown_timeout_seconds": _PART_S}
     joining = ThreadPoolExecutor(1).submit(jax.distributed.initialize, **told, **limits)
     try:
         try:
