@@ -1,7 +1,7 @@
 """Who has which samples: partitions of a data set among devices, as indices into the one shared array.
 
-`by_name` reads the names that command lines use: "iid"; "l2", the paper's non-iid case of two label shards a device;
-"dir0.1", Dirichlet proportions. All are disjoint, and the same for the same seed.
+`by_name` reads the names that command lines use: "iid"; "l2", two shards of one label each per device; "l2-distinct",
+two shards of different labels; "dir0.1", Dirichlet proportions. All are disjoint, and the same for the same seed.
 """
 
 import dataclasses
@@ -44,12 +44,14 @@ def by_name(
         raise ValueError(f"a distribution must be a name, such as iid, got {name!r}")
     if name == "iid":
         return iid(labels, num_devices, seed=seed, equal=equal)
-    if match := re.fullmatch(r"l(\d+)", name):
-        return label_shards(labels, num_devices, int(match[1]), seed=seed, equal=equal)
+    if match := re.fullmatch(r"l([0-9]+)(-distinct)?", name):
+        distinct = match[2] is not None
+        return label_shards(labels, num_devices, int(match[1]), seed=seed, equal=equal, distinct=distinct)
     if match := re.fullmatch(r"dir(\d*\.?\d+(?:e-?\d+)?)", name):
         return dirichlet(labels, num_devices, float(match[1]), seed=seed, min_size=min_size)
     raise ValueError(
-        f"unknown distribution {name!r}: use iid, l1, l2, ... (labels a device) or dir0.1, dir1, ... (alpha)"
+        f"unknown distribution {name!r}: use iid, l1, l2, ... (shards of one label per device), l2-distinct, ... "
+        "(shards of different labels) or dir0.1, dir1, ... (alpha)"
     )
 
 
@@ -73,25 +75,33 @@ def iid(
 
 
 def label_shards(
-    labels: np.ndarray, num_devices: int, labels_per_device: int, *, seed: int, equal: bool = True
+    labels: np.ndarray,
+    num_devices: int,
+    labels_per_device: int,
+    *,
+    seed: int,
+    equal: bool = True,
+    distinct: bool = False,
 ) -> Partition:
-    """The paper's non-iid case: the samples of each label are cut into shards, and each device has l distinct labels.
+    """The paper's non-iid case: the samples of each label are cut into shards, and each device gets l shards.
 
-    The M l shards are spread over the labels as evenly as can be. Either all shards are equal, as large as the scarcest
-    label allows, or every label that has a shard is used up.
+    The M l shards are spread over the labels as evenly as possible. Either all shards are equal, as large as the
+    scarcest label allows, or every label that has a shard is used up. The shards are shuffled and dealt, so that a
+    device may get several of one label, unless `distinct` asks for l different labels on each device. With l = 1 the
+    two are the same.
     """
     labels, num_devices, seed = _checked(labels, num_devices, seed)
     present, counts = np.unique(labels, return_counts=True)
     labels_per_device = checks.whole("labels_per_device", labels_per_device, 0)
     if not 1 <= labels_per_device <= present.size:
         raise ValueError(
-            f"a device can have 1 to {present.size} distinct labels of this data set, got l = {labels_per_device}"
+            f"a device can have 1 to {present.size} shards of this data set's labels, got l = {labels_per_device}"
         )
     rng = np.random.default_rng([seed, 1])
     remaining, left = np.zeros(present.size, int), num_devices * labels_per_device
     while left:
-        # One shard more for each label that still has a sample for it and a device without it.
-        eligible = np.flatnonzero(remaining < np.minimum(counts, num_devices))
+        # One shard more for each label that has a sample for it and, if labels are distinct, a device without it.
+        eligible = np.flatnonzero(remaining < (np.minimum(counts, num_devices) if distinct else counts))
         if not eligible.size:
             raise ValueError(
                 f"{num_devices} devices of {labels_per_device} labels need {num_devices * labels_per_device} shards, "
@@ -105,6 +115,10 @@ def label_shards(
     for label, num_shards in zip(present, remaining, strict=True):
         order = rng.permutation(np.flatnonzero(labels == label))
         shards.append(np.array_split(order[: shard_size * num_shards] if equal else order, max(num_shards, 1)))
+    if not distinct and labels_per_device > 1:
+        dealt = [shard for label, number in enumerate(remaining) for shard in shards[label][:number]]
+        hands = rng.permutation(len(dealt)).reshape(num_devices, labels_per_device)
+        return _partition([np.concatenate([dealt[shard] for shard in hand]) for hand in hands], rng)
     devices = []
     for _ in range(num_devices):
         # The labels with the most shards left, so that enough distinct ones remain for the rest; ties at random.
