@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from fcjax import batches, checks, learning, radio
 from fcjax.batches import LocalData
-from fcjax.learning import DivergenceOf, EstimateOn, OptimizerFactory
+from fcjax.learning import DivergenceOf, DrawBatches, EstimateOn, OptimizerFactory
 from fcjax.models import Model
 from fcjax.types import Cell, Estimates, Observation, Training, pytree, static
 
@@ -31,6 +31,8 @@ class Experiment:
     make_optimizer: OptimizerFactory = static(learning.sgd)
     estimate_on: EstimateOn = static("batch")  # see `fcjax.learning`
     divergence_of: DivergenceOf = static("displacement")  # see `fcjax.learning`
+    draw_batches: DrawBatches = static(batches.draw)  # chooses the mini-batches of a device
+    keeps_optimizer: bool = static(False)  # devices keep their optimizer's state from round to round
     width: int | Literal["auto"] | None = static("auto")  # devices trained at a time: see `fcjax.learning`
 
 

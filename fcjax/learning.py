@@ -1,7 +1,8 @@
 """One round of learning: local training of the scheduled devices, aggregation, and what is estimated on the way.
 
 Eq. (2), (3) and steps 11 to 22 of Alg. 3. All devices start from the global model; each takes tau steps of an optax
-optimizer, whose state begins anew each round; the new global model is their mean, weighted by data size.
+optimizer, whose state is reset each round unless devices keep it; the new global model is their mean, weighted by data
+size.
 
 Two executions give the same result. With `width=None` all M devices train under one vmap and those not scheduled get no
 weight: the right thing where M models cost what one costs, and the one that reverse-mode differentiation goes through.
@@ -26,12 +27,14 @@ from fcjax.types import Estimates, Training
 OptimizerFactory = Callable[[Training], optax.GradientTransformation]
 EstimateOn = Literal["batch", "local"] | None
 DivergenceOf = Literal["displacement", "gradient"]
+DrawBatches = Callable[[Array, Array, Training], Array]  # key, size of the local data, settings: positions, (tau, d)
 
 
 class Trained(NamedTuple):
     params: Params  # w_k
     loss: Array  # () F(w_{k-1}) as the scheduled devices report it
     estimates: Estimates
+    optimizer_states: optax.OptState | None  # (M, ...) where devices keep them
 
 
 def sgd(training: Training) -> optax.GradientTransformation:
@@ -45,6 +48,7 @@ class _Local(NamedTuple):
     loss: Array
     rho: Array
     beta: Array
+    optimizer_state: optax.OptState | None  # where devices keep it
 
     @property
     def ruler(self) -> Params:
@@ -61,12 +65,14 @@ def train_device(
     estimate: bool = True,
     whole: tuple[Array, Array, Array] | None = None,
     keep_gradient: bool = False,
+    optimizer_state: optax.OptState | None = None,
 ) -> _Local:
     """Trains one device on mini-batches, given by the indices of their samples, (tau, d).
 
     F_i and its gradient are estimated on the first mini-batch, or on the whole local data, given as inputs, targets and
-    a mask of those that count.
+    a mask of those that count. The optimizer starts from `optimizer_state`, or afresh without one.
     """
+    keeps = optimizer_state is not None
 
     def slope(params, batch):
         # As rows of numbers, which takes less time than to gather images.
@@ -79,10 +85,11 @@ def train_device(
 
     # The first step stands alone because its loss and gradient are those that the estimates need.
     loss, gradient = slope(params, samples[0])
-    carry = _apply(optimizer, gradient, optimizer.init(params), params)
-    (trained, _), _ = lax.scan(step, carry, samples[1:])
+    carry = _apply(optimizer, gradient, optimizer_state if keeps else optimizer.init(params), params)
+    (trained, last_state), _ = lax.scan(step, carry, samples[1:])
+    kept = last_state if keeps else None
     if not estimate:
-        return _Local(trained, None, loss, jnp.full_like(loss, jnp.nan), jnp.full_like(loss, jnp.nan))
+        return _Local(trained, None, loss, jnp.full_like(loss, jnp.nan), jnp.full_like(loss, jnp.nan), kept)
     if whole is None:
         new_loss, new_gradient = slope(trained, samples[0])
     else:
@@ -91,7 +98,7 @@ def train_device(
     moved = _distance(params, trained)
     safe = jnp.where(moved > 0, moved, 1)
     rho, beta = jnp.abs(loss - new_loss) / safe, _distance(gradient, new_gradient) / safe
-    return _Local(trained, gradient if keep_gradient else None, loss, rho, beta)
+    return _Local(trained, gradient if keep_gradient else None, loss, rho, beta, kept)
 
 
 def _apply(optimizer, gradient, state, params):
@@ -123,6 +130,8 @@ def train_round(
     width: int | None = None,
     estimate_on: EstimateOn = "batch",
     divergence_of: DivergenceOf = "displacement",
+    draw_batches: DrawBatches = batches.draw,
+    optimizer_states: optax.OptState | None = None,
 ) -> Trained:
     """One round from the global model `params`.
 
@@ -140,6 +149,8 @@ def train_round(
         gradient more than training; "local" on all data of the device; None leaves the estimates as they are.
       divergence_of: "displacement" takes (w_{k-1} - w_i)/(tau eta) for the gradient of device i when delta is
         estimated, as step 20 of Alg. 3 says; "gradient" takes the gradient at w_{k-1} itself.
+      draw_batches: chooses the mini-batches.
+      optimizer_states: (M, ...) what the devices' optimizers start from; None resets them.
     """
     if estimate_on not in (None, "batch", "local"):
         raise ValueError(f"estimate_on must be None, 'batch' or 'local', got {estimate_on!r}")
@@ -152,13 +163,14 @@ def train_round(
     optimizer = make_optimizer(training)
 
     def train(device):
-        positions = batches.draw(keys[device], data.sizes[device], training)
+        positions = draw_batches(keys[device], data.sizes[device], training)
         own, size = data.indices[device], data.sizes[device]
         whole = None
         if estimate_on == "local":
             whole = data.x[own], data.y[own], jnp.arange(own.size) < size
         estimate, by_gradient = estimate_on is not None, divergence_of == "gradient"
-        return train_device(params, own[positions], data, model, optimizer, estimate, whole, by_gradient)
+        before = jax.tree.map(lambda leaf: leaf[device], optimizer_states)
+        return train_device(params, own[positions], data, model, optimizer, estimate, whole, by_gradient, before)
 
     weights = jnp.where(scheduled, data.sizes, 0)
     share = weights / jnp.maximum(jnp.sum(weights), 1)
@@ -173,7 +185,22 @@ def train_round(
         delta = delta if divergence_of == "displacement" else distance
         news = Estimates(local.rho, local.beta, delta)
         estimates = jax.tree.map(lambda new, old: jnp.where(scheduled, new, old), news, estimates)
-    return Trained(new_params, jnp.sum(jnp.where(share > 0, share * local.loss, 0)), estimates)
+    if optimizer_states is not None:
+        optimizer_states = jax.tree.map(
+            lambda new, old: jnp.where(scheduled.reshape(-1, *[1] * (old.ndim - 1)), new, old),
+            local.optimizer_state,
+            optimizer_states,
+        )
+    loss = jnp.sum(jnp.where(share > 0, share * local.loss, 0))
+    return Trained(new_params, loss, estimates, optimizer_states)
+
+
+def first_optimizer_states(
+    params: Params, training: Training, make_optimizer: OptimizerFactory, num_devices: int
+) -> optax.OptState:
+    """What devices that keep their optimizer's state start with, (M, ...)."""
+    state = make_optimizer(training).init(params)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_devices, *jnp.shape(leaf))), state)
 
 
 class _All(NamedTuple):
@@ -228,7 +255,10 @@ def _in_slots(train: Callable[[Array], _Local], scheduled: Array, share: Array, 
     room = jax.tree.map(lambda s: jnp.zeros((order.size, *s.shape), s.dtype), shapes)
     (mean, mean_gradient), local = in_turn(train_some, (nothing, room))
     distance = in_turn(measure_some, jnp.zeros_like(local.rho))
-    by_device = lambda leaf: jnp.zeros(num_devices, leaf.dtype).at[order[:num_devices]].set(leaf[:num_devices])  # noqa: E731
+
+    def by_device(leaf):
+        return jnp.zeros((num_devices, *leaf.shape[1:]), leaf.dtype).at[order[:num_devices]].set(leaf[:num_devices])
+
     scalars = local._replace(params=None, gradient=None)
     return _All(mean, jax.tree.map(by_device, scalars), by_device(distance))
 

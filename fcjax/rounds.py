@@ -74,6 +74,7 @@ class State:
     tilde_reported_loss: Array  # () F(w~)
     estimates: Estimates
     policy: Any  # the policy's state
+    optimizers: Any  # (M, ...) states of the local optimizers where devices keep them, else None
     stop: Array  # () Stop
 
 
@@ -119,6 +120,8 @@ def simulate_round(key: Array, state: State, experiment: Experiment, select: Any
             width=_width(experiment),
             estimate_on=experiment.estimate_on,
             divergence_of=experiment.divergence_of,
+            draw_batches=experiment.draw_batches,
+            optimizer_states=state.optimizers,
         )
         # Steps 23 to 25. Devices report the loss of the model that they began with: w~ is known one round late.
         reported_loss = as_float(trained.loss)
@@ -137,6 +140,7 @@ def simulate_round(key: Array, state: State, experiment: Experiment, select: Any
             tilde_reported_loss=keep(reported_loss, state.tilde_reported_loss),
             estimates=jax.tree.map(as_float, trained.estimates),
             policy=policy_state,
+            optimizers=trained.optimizer_states,
             stop=stop,
         ), reported_loss
 

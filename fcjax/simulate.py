@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from fcjax import learning
 from fcjax.experiment import Experiment, as_told, check, most_rounds
 from fcjax.models import Model, Params
 from fcjax.rounds import Record, Score, State, Stop, as_float, evaluate, no_record, simulate_round
@@ -107,6 +108,10 @@ def begin(key: Array, policy_state: Any, experiment: Experiment) -> State:
     """Steps 1 and 2 of Alg. 3."""
     first_model = _first_model(experiment.model, jax.default_backend())
     params, score = first_model(key, jnp.asarray(experiment.test_x), jnp.asarray(experiment.test_y))
+    optimizers = None
+    if experiment.keeps_optimizer:
+        settings = params, experiment.training, experiment.make_optimizer, len(experiment.data.sizes)
+        optimizers = learning.first_optimizer_states(*settings)
     return State(
         round_index=jnp.array(0),
         elapsed_s=jnp.zeros(()),
@@ -118,6 +123,7 @@ def begin(key: Array, policy_state: Any, experiment: Experiment) -> State:
         tilde_reported_loss=jnp.array(jnp.inf),
         estimates=jax.tree.map(as_float, experiment.estimates),
         policy=policy_state,
+        optimizers=optimizers,
         stop=jnp.array(Stop.NOT_YET),
     )
 

@@ -25,7 +25,7 @@ def setting(dtype, *, name="dir1", batch_size=8, local_steps=3, model="mlp"):
     return local, training, made, params, start
 
 
-STATIC = ("width", "estimate_on", "divergence_of", "make_optimizer")
+STATIC = ("width", "estimate_on", "divergence_of", "make_optimizer", "draw_batches")
 train = jax.jit(learning.train_round, static_argnums=6, static_argnames=STATIC)
 slope = jax.jit(lambda model, params, x, y: jax.value_and_grad(model.loss)(params, x, y), static_argnums=0)
 
@@ -37,8 +37,11 @@ def cross_entropy(params, x, y):
     return np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), np.asarray(y)])
 
 
-def round_by_hand(device_keys, params, scheduled, data, training, model):
-    """Alg. 3, steps 11 to 22, device by device with momentum written out."""
+def round_by_hand(device_keys, params, scheduled, data, training, model, velocities=None):
+    """Alg. 3, steps 11 to 22, device by device with momentum written out.
+
+    With `velocities`, a dictionary, each device starts from its own and leaves its last there.
+    """
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     flat = np.asarray(flat)
 
@@ -52,10 +55,12 @@ def round_by_hand(device_keys, params, scheduled, data, training, model):
     for i in np.flatnonzero(scheduled):
         positions = np.asarray(batches.draw(device_keys[i], data.sizes[i], training))
         drawn = [(data.x[data.indices[i][p]], data.y[data.indices[i][p]]) for p in positions]
-        w, velocity = flat, np.zeros_like(flat)
+        w, velocity = flat, (velocities or {}).get(i, np.zeros_like(flat))
         for x, y in drawn:
             velocity = training.momentum * velocity + gradient_of_loss(w, x, y)
             w = w - training.learning_rate * velocity
+        if velocities is not None:
+            velocities[i] = velocity
         x, y = drawn[0]
         moved = np.linalg.norm(flat - w)
         rho = abs(loss(flat, x, y) - loss(w, x, y)) / moved
@@ -86,6 +91,46 @@ def test_a_round_equals_a_loop_over_devices(width, scheduled, x64):
         got = [float(x[i]) for x in (result.estimates.rho, result.estimates.beta, result.estimates.delta)]
         expected = estimates[i] if scheduled[i] else (1.5, 12.0, 2.0)
         np.testing.assert_allclose(got, np.array(expected, float), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("width", [None, 1, 4])
+def test_devices_that_keep_their_momentum(width, x64):
+    """Three rounds against a loop: a device that was left out starts from the velocity of its last round."""
+    data, training, model, params, start = setting(np.float64)
+    states = learning.first_optimizer_states(params, training, learning.sgd, NUM_DEVICES)
+    velocities, by_hand = {}, params
+    for number, scheduled in enumerate(([1, 0, 1, 1, 0, 0], [0, 0, 1, 0, 1, 0], [1, 1, 0, 0, 1, 0])):
+        scheduled = np.array(scheduled, bool)
+        device_keys = keys.per_device(jax.random.key(number), NUM_DEVICES)
+        result = train(
+            device_keys, params, scheduled, start, data, training, model, width=width, optimizer_states=states
+        )
+        params, states = result.params, result.optimizer_states
+        weights, *_ = round_by_hand(device_keys, by_hand, scheduled, data, training, model, velocities)
+        by_hand = jax.flatten_util.ravel_pytree(params)[1](weights)
+        np.testing.assert_allclose(jax.flatten_util.ravel_pytree(params)[0], weights, rtol=1e-9, atol=1e-12)
+    kept = states[0].trace
+    for device in range(NUM_DEVICES):
+        velocity = jax.flatten_util.ravel_pytree(jax.tree.map(lambda leaf, i=device: leaf[i], kept))[0]
+        np.testing.assert_allclose(velocity, velocities.get(device, np.zeros(velocity.size)), rtol=1e-8, atol=1e-11)
+
+
+def test_mini_batches_may_be_drawn_otherwise(x64):
+    """Every step on the first sample alone is descent on that sample."""
+    data, training, model, params, start = setting(np.float64)
+
+    def first_sample(key, size, training):
+        return jnp.zeros((training.local_steps, training.batch_size), jnp.int32)
+
+    scheduled = np.arange(NUM_DEVICES) == 2
+    device_keys = keys.per_device(jax.random.key(0), NUM_DEVICES)
+    result = train(device_keys, params, scheduled, start, data, training, model, draw_batches=first_sample)
+    x, y = data.x[data.indices[2][:1]], data.y[data.indices[2][:1]]
+    w, velocity = params, jax.tree.map(jnp.zeros_like, params)
+    for _ in range(training.local_steps):
+        velocity = jax.tree.map(lambda v, g: 0.9 * v + g, velocity, slope(model, w, x, y)[1])
+        w = jax.tree.map(lambda a, v: a - 0.05 * v, w, velocity)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), result.params, w)
 
 
 def test_one_full_batch_step_of_all_devices_is_centralised_descent(x64):
