@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 import numpy as np
+from noise import PUBLISHED_TRIALS
 
 from fcjax.plots import interval
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
-PUBLISHED_TRIALS = 5
 RESAMPLES = 2000
 
 
