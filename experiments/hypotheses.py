@@ -239,7 +239,7 @@ def _holds(hypothesis: Hypothesis, change: Range) -> bool:
 
 def _nearer(old: pd.DataFrame, new: pd.DataFrame) -> tuple[float, float, Range]:
     """The mean absolute difference to the published cells before and after, and its change by the bootstrap."""
-    tables = [frame[PERCENT].unstack("seed") for frame in (old, new)]
+    tables = [frame[PERCENT].unstack("seed").sort_index() for frame in (old, new)]
     printed = beside_published(tables[0].mean(axis=1).rename(PERCENT).reset_index()).published_percent.to_numpy()
 
     def apart(table: pd.DataFrame, seeds: np.ndarray) -> float:

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import claims
+import dealing
 import figure2
 import figure3
 import figure4
 import figure5
+import hypotheses
 import open_questions
 import pandas as pd
 import recovered_settings
@@ -32,8 +34,10 @@ STUDIES = (
     (figure4.STUDY, "## Fig. 4, {}: a fixed number of devices, FC, and centralized training"),
     (figure5.STUDY, "## Fig. 5, {}: accuracy against time, and what rounds are like"),
     (claims.STUDY, "## What the paper says in words, {}"),
+    (dealing.STUDY, "### {}"),
     (recovered_settings.STUDY, "### {}"),
     (open_questions.STUDY, "### {}"),
+    (hypotheses.STUDY, "### {}"),
 )
 FOLDED = ("figure2", "figure3", "figure4", "figure5")
 

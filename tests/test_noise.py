@@ -1,5 +1,7 @@
 """What chance gives, against tables drawn by chance."""
 
+import functools
+
 import noise
 import numpy as np
 from scipy import stats
@@ -18,8 +20,14 @@ def draw_tables(repeats, *, cells=12, seeds=25, shift=0.0, shared=0.8):
         yield values(seeds), np.round(values(noise.PUBLISHED_TRIALS).mean(1) + shift, 1)
 
 
+@functools.cache
+def by_chance():
+    """Tables that differ by chance alone."""
+    return [(noise.by_cell(*pair), noise.whole(*pair)) for pair in draw_tables(300)]
+
+
 def test_p_values_are_uniform_where_nothing_differs():
-    tables = [(noise.by_cell(*pair), noise.whole(*pair)) for pair in draw_tables(300)]
+    tables = by_chance()
     for name in ("p", "bias_p"):
         values = [getattr(whole, name) for _, whole in tables]
         # Residuals of 25 seeds stand in for the distribution: a little is lost.
@@ -30,7 +38,7 @@ def test_p_values_are_uniform_where_nothing_differs():
 
 
 def test_the_floor_is_what_chance_gives_on_average():
-    tables = [(noise.by_cell(*pair), noise.whole(*pair)) for pair in draw_tables(400)]
+    tables = by_chance()
     found = [whole.found for _, whole in tables]
     error = np.std(found, ddof=1) / np.sqrt(len(found))
     for floor in (np.mean([whole.floor for _, whole in tables]), np.mean([c.expected.mean() for c, _ in tables])):
