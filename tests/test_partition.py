@@ -50,7 +50,7 @@ def test_iid(seed, num_devices, equal):
 @given(seed=seeds, num_devices=st.integers(1, 40), count=st.integers(1, NUM_LABELS), equal=st.booleans())
 def test_distinct_label_shards(seed, num_devices, count, equal):
     labels = draw_labels(seed, 2000)
-    parts = partition.label_shards(labels, num_devices, count, seed=seed, equal=equal, distinct=True)
+    parts = partition.label_shards(labels, num_devices, count, seed=seed, equal=equal)
     assert_disjoint(parts, labels)
     counts = parts.label_counts(labels)
     assert np.all(np.sum(counts > 0, axis=1) == count)
@@ -66,7 +66,7 @@ def test_distinct_label_shards(seed, num_devices, count, equal):
 @given(seed=seeds, num_devices=st.integers(1, 40), count=st.integers(1, NUM_LABELS))
 def test_shuffled_label_shards(seed, num_devices, count):
     labels = draw_labels(seed, 2000)
-    parts = partition.label_shards(labels, num_devices, count, seed=seed)
+    parts = partition.label_shards(labels, num_devices, count, seed=seed, distinct=False)
     assert_disjoint(parts, labels)
     counts = parts.label_counts(labels)
     shard_size = parts.sizes[0] // count
@@ -78,7 +78,7 @@ def test_shuffled_label_shards(seed, num_devices, count):
 def test_shuffled_shards_repeat_labels_as_often_as_chance_has_it():
     """Of 10 labels with 10 shards each, 5 drawn without replacement miss a label with probability C(90,5)/C(100,5)."""
     labels = np.repeat(np.arange(NUM_LABELS), 100)
-    drawn = [partition.by_name("l5", labels, 20, seed=seed).label_counts(labels) for seed in range(200)]
+    drawn = [partition.by_name("l5-shuffled", labels, 20, seed=seed).label_counts(labels) for seed in range(200)]
     distinct = np.sum(np.stack(drawn) > 0, axis=2)
     expected = NUM_LABELS * (1 - math.comb(90, 5) / math.comb(100, 5))
     error = distinct.mean(1).std(ddof=1) / np.sqrt(len(drawn))
@@ -88,7 +88,7 @@ def test_shuffled_shards_repeat_labels_as_often_as_chance_has_it():
 def test_one_label_per_device_is_the_same_under_both_rules():
     labels = draw_labels(0, 2000)
     for seed in range(5):
-        shuffled, distinct = (partition.by_name(name, labels, 20, seed=seed) for name in ("l1", "l1-distinct"))
+        shuffled, distinct = (partition.by_name(name, labels, 20, seed=seed) for name in ("l1-shuffled", "l1"))
         np.testing.assert_array_equal(shuffled.indices, distinct.indices)
 
 
@@ -131,7 +131,7 @@ def test_given_sizes(seed, sizes):
     np.testing.assert_array_equal(parts.sizes, sizes)
 
 
-@pytest.mark.parametrize("name", ["iid", "l1", "l2", "l2-distinct", "l10", "dir0.5", "dir1e-1", "dir.3"])
+@pytest.mark.parametrize("name", ["iid", "l1", "l2", "l2-shuffled", "l10", "dir0.5", "dir1e-1", "dir.3"])
 def test_names_and_seeds(name):
     labels = draw_labels(3, 3000)
     first, again, other = (partition.by_name(name, labels, 8, seed=seed) for seed in (1, 1, 2))
@@ -168,7 +168,7 @@ def test_bad_input_is_named(call, message):
 def test_picture(tmp_path):
     mpl.use("Agg")
     labels = draw_labels(0, 3000)
-    ax = partition.plot(partition.by_name("l2-distinct", labels, 20, seed=0), labels)
+    ax = partition.plot(partition.by_name("l2", labels, 20, seed=0), labels)
     ax.figure.savefig(tmp_path / "partition.png")
     shown = ax.images[0].get_array()
     assert shown.shape == (20, NUM_LABELS)

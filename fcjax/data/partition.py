@@ -1,7 +1,8 @@
 """Who has which samples: partitions of a data set among devices, as indices into the one shared array.
 
-`by_name` reads the names that command lines use: "iid"; "l2", two shards of one label each per device; "l2-distinct",
-two shards of different labels; "dir0.1", Dirichlet proportions. All are disjoint, and the same for the same seed.
+`by_name` reads the names that command lines use: "iid"; "l2", the paper's non-iid case of two label shards per device;
+"l2-shuffled", two shards that may have the same label; "dir0.1", Dirichlet proportions. All are disjoint, and the same
+for the same seed.
 """
 
 import dataclasses
@@ -44,14 +45,14 @@ def by_name(
         raise ValueError(f"a distribution must be a name, such as iid, got {name!r}")
     if name == "iid":
         return iid(labels, num_devices, seed=seed, equal=equal)
-    if match := re.fullmatch(r"l([0-9]+)(-distinct)?", name):
-        distinct = match[2] is not None
+    if match := re.fullmatch(r"l([0-9]+)(-shuffled)?", name):
+        distinct = match[2] is None
         return label_shards(labels, num_devices, int(match[1]), seed=seed, equal=equal, distinct=distinct)
     if match := re.fullmatch(r"dir(\d*\.?\d+(?:e-?\d+)?)", name):
         return dirichlet(labels, num_devices, float(match[1]), seed=seed, min_size=min_size)
     raise ValueError(
-        f"unknown distribution {name!r}: use iid, l1, l2, ... (shards of one label per device), l2-distinct, ... "
-        "(shards of different labels) or dir0.1, dir1, ... (alpha)"
+        f"unknown distribution {name!r}: use iid, l1, l2, ... (labels per device), l2-shuffled, ... (shards per "
+        "device, whose labels may repeat) or dir0.1, dir1, ... (alpha)"
     )
 
 
@@ -81,14 +82,14 @@ def label_shards(
     *,
     seed: int,
     equal: bool = True,
-    distinct: bool = False,
+    distinct: bool = True,
 ) -> Partition:
     """The paper's non-iid case: the samples of each label are cut into shards, and each device gets l shards.
 
     The M l shards are spread over the labels as evenly as possible. Either all shards are equal, as large as the
-    scarcest label allows, or every label that has a shard is used up. The shards are shuffled and dealt, so that a
-    device may get several of one label, unless `distinct` asks for l different labels on each device. With l = 1 the
-    two are the same.
+    scarcest label allows, or every label that has a shard is used up. Each device gets l different labels, as the paper
+    says. If they need not be `distinct`, the shards are shuffled and dealt, so that a device may get several of one
+    label. With l = 1 the two are the same.
     """
     labels, num_devices, seed = _checked(labels, num_devices, seed)
     present, counts = np.unique(labels, return_counts=True)
