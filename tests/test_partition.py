@@ -143,7 +143,7 @@ def test_names_and_seeds(name):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda y: partition.by_name("l11", y, 5, seed=0), r"1 to 10 shards.*got l = 11"),
+        (lambda y: partition.by_name("l11", y, 5, seed=0), r"1 to 10 distinct labels.*got l = 11"),
         (lambda y: partition.by_name("l٣", y, 5, seed=0), r"unknown distribution 'l٣'"),
         (lambda y: partition.by_name("l0", y, 5, seed=0), r"got l = 0"),
         (lambda y: partition.by_name("noniid", y, 5, seed=0), r"unknown distribution 'noniid': use iid, l1"),

@@ -96,7 +96,7 @@ def label_shards(
     labels_per_device = checks.whole("labels_per_device", labels_per_device, 0)
     if not 1 <= labels_per_device <= present.size:
         raise ValueError(
-            f"a device can have 1 to {present.size} shards of this data set's labels, got l = {labels_per_device}"
+            f"a device can have 1 to {present.size} distinct labels of this data set, got l = {labels_per_device}"
         )
     rng = np.random.default_rng([seed, 1])
     remaining, left = np.zeros(present.size, int), num_devices * labels_per_device
