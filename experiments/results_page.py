@@ -64,7 +64,8 @@ def overview(folder: Path) -> str:
         if (path := folder / f"table3_{dataset}.csv").exists():
             cells = pd.read_csv(path)
             whole, off = table3.beside_chance(cells)["all"], table3.significant(cells)
-            figures = f"{whole.found:.2f}", f"{whole.floor:.2f}", f"{whole.p:.2g}", str(len(off))
+            chance = f"{whole.floor:.2f}", f"{whole.p:.2g}", str(len(off))
+            figures = f"{whole.found:.2f}", *(chance if whole.floor == whole.floor else ("-", "-", "-"))
             distance.append([title, str(table3.known(cells).seeds.iloc[0]), str(whole.cells), *figures])
         if (path := folder / f"claims_{dataset}.csv").exists():
             rows = pd.read_csv(path)

@@ -87,7 +87,9 @@ def known(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_seed(cells: pd.DataFrame) -> np.ndarray:
-    """The accuracies of all seeds, (cells, seeds)."""
+    """The accuracies of all seeds, (cells, seeds); of a file that lacks them, the means, as if of one seed."""
+    if "by_seed" not in cells:
+        return cells[[PERCENT]].to_numpy()
     return np.array([[float(value) for value in str(row).split()] for row in cells.by_seed])
 
 
@@ -134,10 +136,11 @@ def show(cells: pd.DataFrame) -> list[Block]:
     apart = beside["all"]
     largest = known(cells).difference.abs().max()
     text = (
-        f"Mean absolute difference to the {apart.cells} published cells: {apart.found:.2f} points, where chance would "
-        f"give {apart.floor:.2f} (p = {apart.p:.2g}). The largest is {largest:.2f}, the mean with its sign "
-        f"{apart.bias:+.2f} (p = {apart.bias_p:.2g})."
+        f"Mean absolute difference to the {apart.cells} published cells: {apart.found:.2f} points; the largest is "
+        f"{largest:.2f}, the mean with its sign {apart.bias:+.2f}."
     )
+    if apart.floor == apart.floor:
+        text += f" Chance would give {apart.floor:.2f} (p = {apart.p:.2g})."
     if len(off):
         text += f" A star marks the {len(off)} cells that are significantly off after correction for {apart.cells}."
     if written:
@@ -153,7 +156,7 @@ def show(cells: pd.DataFrame) -> list[Block]:
         figures = f"{t.found:.2f}", f"{t.floor:.2f}", f"{t.p:.2g}", f"{t.bias:+.2f}", f"{t.bias_p:.2g}"
         floor.append([name, str(t.cells), *figures])
     missing = misses(cells)
-    return [lines, text, floor, *([missing] if len(missing) > 1 else [])]
+    return [lines, text, *([floor] if apart.floor == apart.floor else []), *([missing] if len(missing) > 1 else [])]
 
 
 def significant(cells: pd.DataFrame, level: float = 0.05) -> pd.DataFrame:
