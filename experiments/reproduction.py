@@ -23,10 +23,11 @@ from typing import Any
 import matplotlib as mpl
 import pandas as pd
 import xarray as xr
-from console import Block, as_text, check_writable, end_in_order, warnings_as_lines
+from console import Block, as_text, check_writable, end_on_sigterm, warnings_as_lines
 
 import fcjax
 from fcjax import presets
+from fcjax.executor import workers_for
 from fcjax.experiment import Experiment
 from fcjax.jobs import Job
 from fcjax.planning import plan
@@ -196,7 +197,7 @@ Each run is kept as it finishes: a command that was stopped goes on where it was
 def main(study: Study, argv: Sequence[str] | None = None) -> int:
     """Does a study as the command line asks for it, and returns the exit code."""
     args = parser(study).parse_args(argv)
-    end_in_order()
+    end_on_sigterm()
     options = {k: v for k, v in vars(args).items() if k not in ("seeds", "dataset", "out")}
     command = shlex.join(["python", f"experiments/{study.name}.py", *(sys.argv[1:] if argv is None else argv)])
     with warnings_as_lines():
@@ -228,7 +229,8 @@ def collect(study: Study, dataset: str, seeds: int, out: Path, **options: Any) -
     """The results of all runs of a study: those that are missing in OUT/runs are done."""
     fcjax.programs.keep_on_disk()
     jobs = study.plan(fcjax.data.load(dataset), seeds, **options)
-    results = run_all(jobs, keep=out / "runs", progress=True)
+    with workers_for(len(jobs), None) as client:
+        results = run_all(jobs, client=client, keep=out / "runs", progress=True)
     if not results.complete:
         raise KeyboardInterrupt
     return results
