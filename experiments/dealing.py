@@ -75,13 +75,16 @@ def _test(runs: pd.DataFrame) -> pd.DataFrame:
             rows.append({"what": f"mean of {here.sum()} cells, {name}", "dataset": dataset} | mean)
             rows[-1]["distribution"] = distribution
 
-    def apart(seeds: np.ndarray, values: pd.DataFrame) -> float:
-        return float(np.abs(values.to_numpy()[:, seeds].mean(1) - published).mean())
-
-    change = resampled(lambda seeds: apart(seeds, new) - apart(seeds, old), old.shape[1])
     every = np.arange(old.shape[1])
-    rows.append({"what": f"mean |apart| of {len(cells)} cells", "dataset": dataset, "distribution": "l2, l5"})
-    rows[-1] |= _row(apart(every, old), apart(every, new), change, old.shape[1])
+    for names in (tuple(HELD_OUT_AT_200), *((name,) for name in HELD_OUT_AT_200)):
+        here = cells.distribution.isin(names).to_numpy()
+
+        def apart(seeds: np.ndarray, values: pd.DataFrame, here: np.ndarray = here) -> float:
+            return float(np.abs(values.to_numpy()[here][:, seeds].mean(1) - published[here]).mean())
+
+        change = resampled(lambda seeds, apart=apart: apart(seeds, new) - apart(seeds, old), old.shape[1])
+        what = {"what": f"mean |apart| of {here.sum()} cells", "dataset": dataset, "distribution": ", ".join(names)}
+        rows.append(what | _row(apart(every, old), apart(every, new), change, old.shape[1]))
     return pd.DataFrame(rows)
 
 

@@ -271,14 +271,15 @@ def show(rows: pd.DataFrame) -> list[Block]:
 
 
 def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
-    figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9, 3.2), layout="constrained")
     at = np.arange(len(rows))
     error = np.stack([rows.apart_change - rows.apart_change_low, rows.apart_change_high - rows.apart_change])
     axes.errorbar(rows.apart_change, at, xerr=error, fmt="o", ms=4, capsize=2, color="#0072B2")
     axes.axvline(0, color="k", lw=0.8)
     axes.set_yticks(at, rows.hypothesis)
     axes.invert_yaxis()
-    axes.set_xlabel("change of the mean absolute difference to the published cells (points, 95%)")
+    axes.set_xscale("symlog", linthresh=0.2)
+    axes.set_xlabel("further from the published cells on average (points, 95%)")
     axes.set_title(f"{rows.dataset[0]}, {rows.seeds[0]} seeds")
     return figure
 
