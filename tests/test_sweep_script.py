@@ -119,10 +119,10 @@ def test_ctrl_c_before_a_run_is_finished(script, monkeypatch, capsys):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["fcjax.sweep"], "run_all", interrupted)
-    assert script.main([]) == 130
+    with monkeypatch.context() as patch:  # the fixture's own changes stay, such as the folder
+        patch.setattr(sys.modules["fcjax.sweep"], "run_all", interrupted)
+        assert script.main([]) == 130
     assert "interrupted; no run had finished" in capsys.readouterr().err
-    monkeypatch.undo()
     script.Claim(script.parser().parse_args(["--radius", "7"])).check()  # an empty folder is nobody's
 
 
