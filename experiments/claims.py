@@ -54,7 +54,13 @@ def show(rows: pd.DataFrame) -> list[Block]:
     return [lines, f"{len(rows)} statements at {rows.seeds[0]} seeds: {told}."]
 
 
-STUDY = Study("claims", __doc__, plan, tell, show, None)
+def traced(job: Job) -> bool:
+    """The runs of Fig. 3."""
+    setting = {"policy": "fc", "radius_m": 600.0, "phi": 0.05, "observation_error": 0.0}
+    return job.labels["dataset"] == "mnist" and setting.items() <= job.labels.items()
+
+
+STUDY = Study("claims", __doc__, plan, tell, show, None, traced=traced)
 
 if __name__ == "__main__":
     leave(main(STUDY))

@@ -30,20 +30,15 @@ def plan(loaded: Dataset, seeds: int) -> list[Job]:
     return grid(loaded, "fc", seeds)
 
 
-def traces(results: xr.Dataset) -> dict[str, xr.Dataset]:
-    """By distribution, every trace of every run, as (run, round)."""
-    whole = results.assign(
-        scheduled=results.scheduled.sum("device").where(results.round_s.notnull()),
-        **{name: results[name].mean("device") for name in ("rho", "beta", "delta")},
-    )
+def by_distribution(results: xr.Dataset) -> dict[str, xr.Dataset]:
     names = dict.fromkeys(results.distribution.values.tolist())
-    return {name: whole.isel(run=(results.distribution == name).values) for name in names}
+    return {name: results.isel(run=(results.distribution == name).values) for name in names}
 
 
 def tell(results: xr.Dataset) -> pd.DataFrame:
     """A row for each round that all seeds have, with means over seeds."""
     frames = []
-    for name, runs in traces(results).items():
+    for name, runs in by_distribution(results).items():
         num_rounds = int(runs.rounds.min())
         columns: dict[str, object] = {"dataset": results.dataset.values[0], "distribution": name}
         columns |= {"round": np.arange(1, num_rounds + 1), "seeds": runs.sizes["run"]}
@@ -91,7 +86,7 @@ def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
     return figure
 
 
-STUDY = Study("figure3", __doc__, plan, tell, show, draw)
+STUDY = Study("figure3", __doc__, plan, tell, show, draw, traced=lambda job: True)
 
 if __name__ == "__main__":
     leave(main(STUDY))

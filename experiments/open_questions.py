@@ -100,9 +100,9 @@ def tilde_accuracy(results: xr.Dataset, choice: str) -> np.ndarray:
 
 def tell(results: xr.Dataset) -> pd.DataFrame:
     runs = summary(results).rename(columns={"preset": "way"})
-    happened = results.round_s.notnull().values
+    happened = results.accuracy.notnull().values
     for name in ("rho", "beta", "delta"):
-        runs[name] = results[name].mean(("device", "round")).values
+        runs[name] = results[name].mean("round").values
     accuracy = results.accuracy.values
     last = results.rounds.values - 1
     for choice in CHOICES:
@@ -155,7 +155,7 @@ def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
     return figure
 
 
-STUDY = Study("open_questions", __doc__, plan, tell, show, draw)
+STUDY = Study("open_questions", __doc__, plan, tell, show, draw, traced=lambda job: True)
 
 if __name__ == "__main__":
     leave(main(STUDY))

@@ -1,8 +1,9 @@
 """What the scripts that reproduce the paper share: the paper's settings, and the way from runs to files.
 
-A study plans runs, tells what they say beside what the paper says, and draws it. `main` does the runs and keeps each as
-it finishes in OUT/runs: stopped at any moment and started again, a script goes on with what is missing. Studies share
-the folder, so that what one has run is there for the next. Each writes to OUT
+A study plans runs, reports what they say beside what the paper says, and draws it. `main` takes runs from the ledger
+(see `ledger.py`) and does those that it lacks. Each run is kept in OUT/runs as it finishes: rerun a script that was
+stopped to resume it. Studies share the folder, so that what one has run is there for the next. Each writes to OUT
+  runs_DATASET.nc      the ledger
   NAME_DATASET.csv     the figures, with 95% intervals over seeds
   NAME_DATASET.png     the picture
   NAME_DATASET.json    command, seeds, versions, revision and date
@@ -20,6 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import ledger
 import matplotlib as mpl
 import pandas as pd
 import xarray as xr
@@ -32,7 +34,6 @@ from fcjax.jobs import Job
 from fcjax.planning import plan
 from fcjax.plots import COLOURS, STYLE, interval
 from fcjax.results import write_whole
-from fcjax.sweep import run_all
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -67,6 +68,7 @@ class Study:
     show: Callable[[pd.DataFrame], list[Block]]  # that data frame: what is printed
     draw: Callable[[xr.Dataset, pd.DataFrame], plt.Figure] | None  # results and data frame: a figure, if there is one
     options: Callable[[argparse.ArgumentParser], None] = lambda p: None
+    traced: Callable[[Job], bool] = lambda job: False  # which runs need all traces of the ledger
 
 
 def grid(
@@ -124,7 +126,7 @@ def distributions(dataset: str) -> tuple[str, ...]:
 
 def summary(results: xr.Dataset) -> pd.DataFrame:
     """A row for each run, with accuracies also in percent."""
-    rows = fcjax.results.summary(results)
+    rows = ledger.summary(results)
     for name in ("observation_error", "preset"):
         rows[name] = results[name].values
     return rows.assign(**{name + "_percent": 100 * rows[name] for name in ("best_accuracy", "tilde_accuracy")})
@@ -172,7 +174,8 @@ def parser(study: Study) -> argparse.ArgumentParser:
   python experiments/{study.name}.py
   python experiments/{study.name}.py --dataset {" ".join(DISTRIBUTIONS)} --seeds 2 --out out/quick
 
-Each run is kept as it finishes: a command that was stopped goes on where it was when it is given again.""",
+Runs that the committed ledger has are not done again; --fresh does them all. Each is kept as it finishes: rerun a
+command that was stopped to resume it.""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("--seeds", type=int, default=5, metavar="N", help="runs for each point (default: 5, the paper's)")
@@ -189,6 +192,7 @@ Each run is kept as it finishes: a command that was stopped goes on where it was
         default=Path("out/paper"),
         help="folder for results and finished runs (default: %(default)s)",
     )
+    p.add_argument("--fresh", action="store_true", help="do not take runs from the committed ledger")
     study.options(p)
     return p
 
@@ -197,7 +201,7 @@ def main(study: Study, argv: Sequence[str] | None = None) -> int:
     """Does a study as the command line asks for it, and returns the exit code."""
     args = parser(study).parse_args(argv)
     end_in_order()
-    options = {k: v for k, v in vars(args).items() if k not in ("seeds", "dataset", "out")}
+    options = {k: v for k, v in vars(args).items() if k not in ("seeds", "dataset", "out", "fresh")}
     command = shlex.join(["python", f"experiments/{study.name}.py", *(sys.argv[1:] if argv is None else argv)])
     with warnings_as_lines():
         try:
@@ -207,14 +211,13 @@ def main(study: Study, argv: Sequence[str] | None = None) -> int:
             check_writable(args.out / "runs")
             for dataset in args.dataset:
                 start = time.monotonic()
-                results = collect(study, dataset, args.seeds, args.out, **options)
+                results = collect(study, dataset, args.seeds, args.out, fresh=args.fresh, **options)
                 rows = write(study, results, args.out, dataset, command)
                 print(f"\n{as_text(study.show(rows))}\n")
-                runs = f"{results.sizes['run']} runs, of which {results.kept} had been kept"
-                spent = f"compiling {results.compile_s:.1f} s, running {results.run_s:.1f} s"
+                runs = f"{results.sizes['run']} runs, of which {results.kept} had been done before"
                 seconds = time.monotonic() - start
                 where = f"{args.out}/{study.name}_{dataset}.*"
-                print(f"{runs}, in {seconds:.1f} s ({spent}); written to {where}", flush=True)
+                print(f"{runs}, in {seconds:.1f} s; written to {where}", flush=True)
         except (ValueError, OSError, RuntimeError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
@@ -224,14 +227,11 @@ def main(study: Study, argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def collect(study: Study, dataset: str, seeds: int, out: Path, **options: Any) -> xr.Dataset:
-    """The results of all runs of a study: those that are missing in OUT/runs are done."""
+def collect(study: Study, dataset: str, seeds: int, out: Path, *, fresh: bool = False, **options: Any) -> xr.Dataset:
+    """All runs of a study in brief; those that the ledger lacks are done."""
     fcjax.programs.keep_on_disk()
     jobs = study.plan(fcjax.data.load(dataset), seeds, **options)
-    results = run_all(jobs, keep=out / "runs", progress=True)
-    if not results.complete:
-        raise KeyboardInterrupt
-    return results
+    return ledger.collect(jobs, out, dataset, traced=study.traced, fresh=fresh)
 
 
 def write(study: Study, results: xr.Dataset, out: Path, dataset: str, command: str) -> pd.DataFrame:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from functools import partial
 
 import figure2
-import figure3
 import figure4
 import figure5
 import numpy as np
@@ -152,7 +151,7 @@ def of_figure3(e: Evidence) -> Iterable[Statement]:
     if e.dataset != "mnist":
         return
     where = "Fig. 3"
-    traces = {name: figure3.traces(e.histories("fc", name))[name] for name in e.distributions}
+    traces = {name: e.histories("fc", name) for name in e.distributions}
 
     def part(runs: xr.Dataset, trace: str, begin: float, end: float) -> np.ndarray:
         """Of each run the mean over a part of its rounds."""
@@ -172,7 +171,7 @@ def of_figure3(e: Evidence) -> Iterable[Statement]:
             falling.append(more_than(f"first third less last, {name}", 0, mean_of(apart)))
         yield where, f"{word} falls during training", weakest(falling)
     for name, runs in traces.items():
-        happened = runs.round_s.notnull().values
+        happened = runs.accuracy.notnull().values
         better = 100 * np.sum((runs.tilde_accuracy.values > runs.accuracy.values) & happened, 1) / happened.sum(1)
         yield where, f"w~ is mostly more accurate than w_k for {name}", more_than("% of rounds", 50, mean_of(better))
 
@@ -300,7 +299,7 @@ def of_figure5(e: Evidence) -> Iterable[Statement]:
     ]
     yield "Fig. 5b", "FC has shorter rounds than RD and PF (l1, R = 600 m)", weakest(shorter)
     channel, compute = (
-        {name: _of_scheduled(e.histories(name, uneven), trace) for name in ("fc", "rd", "pf")}
+        {name: e.histories(name, uneven)[f"log10_{trace}_of_scheduled"].values for name in ("fc", "rd", "pf")}
         for trace in ("gain", "compute_s")
     )
     louder = more_than("dB over RD", 0, mean_of(10 * (channel["fc"] - channel["rd"])))
@@ -316,11 +315,6 @@ def of_figure5(e: Evidence) -> Iterable[Statement]:
         if n != 3
     ]
     yield "Sec. IV-C", "3 is the best number of devices for RD (l2, R = 600 m)", weakest(best)
-
-
-def _of_scheduled(runs: xr.Dataset, trace: str) -> np.ndarray:
-    """Of each run the mean of a quantity's log10 over scheduled devices and rounds."""
-    return np.log10(runs[trace].where(runs.scheduled)).mean(("device", "round")).values
 
 
 def of_table3(e: Evidence) -> Iterable[Statement]:

@@ -43,7 +43,7 @@ class Archive:
                 pass  # told now, and not when the first run has been done
         except OSError as error:
             raise OSError(f"runs cannot be kept in {folder}: {error.strerror}") from error
-        self._fingerprint = _Fingerprints(side_by_side)
+        self._fingerprint = Fingerprints(side_by_side)
         self._paths: dict[Job, Path | None] = {}
         results.remove_abandoned(self._folder)
 
@@ -109,7 +109,7 @@ class Archive:
         return self._folder / f"{fingerprint}.npz"
 
 
-class _Fingerprints:
+class Fingerprints:
     """Fingerprints of jobs, which share most of their large arrays."""
 
     def __init__(self, side_by_side: int = 1) -> None:

@@ -37,7 +37,7 @@ def jobs(policy=("fc", "pf"), **changes):
 
 
 def fingerprint(job):
-    return archive._Fingerprints()(job)
+    return archive.Fingerprints()(job)
 
 
 def assert_equal(one, other):

@@ -14,6 +14,7 @@ import figure4
 import figure5
 import hypotheses
 import jax
+import ledger
 import matplotlib.pyplot as plt
 import numpy as np
 import open_questions
@@ -53,17 +54,17 @@ def test_a_study_from_the_command_line(monkeypatch, tmp_path, capsys):
     arguments = ["--seeds", "2", "--out", str(tmp_path / "here")]
     assert reproduction.main(study, arguments) == 0
     first = capsys.readouterr().out
-    files = {path.name: path.read_bytes() for path in (tmp_path / "here").glob("*_mnist.*")}
+    files = {path.name: path.read_bytes() for path in (tmp_path / "here").glob(f"{study.name}_*")}
     assert set(files) == {f"{study.name}_mnist.{kind}" for kind in ("csv", "png", "json")}
     about = json.loads(files[f"{study.name}_mnist.json"])
     assert about["command"] == f"python experiments/{study.name}.py --seeds 2 --out {tmp_path}/here"
     assert about["seeds"] == [0, 1]
     assert {"versions", "date", "revision", "runs"} <= set(about)
-    assert reproduction.main(study, arguments) == 0  # all runs have been kept
+    assert reproduction.main(study, arguments) == 0  # all runs are in the ledger
     again = capsys.readouterr().out
-    assert f"{about['runs']} runs, of which {about['runs']} had been kept" in again
+    assert f"{about['runs']} runs, of which {about['runs']} had been done before" in again
     assert again.splitlines()[:-1] == first.splitlines()[:-1]
-    assert {path.name: path.read_bytes() for path in (tmp_path / "here").glob("*_mnist.*")} == files
+    assert {path.name: path.read_bytes() for path in (tmp_path / "here").glob(f"{study.name}_*")} == files
     plt.close("all")
 
 
@@ -163,7 +164,7 @@ def results_of(accuracies):
         for seed, accuracy in enumerate(values):
             labels = setting | {"policy": policy, "preset": preset, "seed": seed}
             runs.append(made_up(labels, accuracy, number))
-    return fcjax.results.to_dataset(runs)
+    return ledger.brief(fcjax.results.to_dataset(runs))
 
 
 def test_cells_stand_beside_the_published_ones():
@@ -219,7 +220,7 @@ def verdicts_on(dataset, seeds, accuracy_of, number_of):
     for job in claims.plan(clouds(dataset), seeds):
         accuracy = accuracy_of(job.labels) + rng.uniform(0, 1e-4)
         runs.append(made_up(job.labels, accuracy, number_of(job.labels), rounds=6))
-    rows = claims.tell(fcjax.results.to_dataset(runs))
+    rows = claims.tell(ledger.brief(fcjax.results.to_dataset(runs)))
     assert f"{len(rows)} statements at {seeds} seeds" in reproduction.as_text(claims.show(rows))
     return dict(zip(rows.statement, rows.verdict, strict=True))
 
@@ -298,18 +299,19 @@ def histories(accuracies, alpha=0.0):
 def test_what_latency_costs():
     """Without errors 0.9 after 4 rounds and 0.7 after 2; with errors there are 2 rounds, and they reach 0.6."""
     runs = histories([[0.5, 0.7, 0.8, 0.9]]) + histories([[0.4, 0.6]], alpha=0.1)
-    evidence = statements.Evidence(fcjax.results.to_dataset(runs))
+    evidence = statements.Evidence(ledger.brief(fcjax.results.to_dataset(runs)))
     np.testing.assert_allclose(statements.loss_by_latency(evidence, "l1", 0.05, 0.1), [20 - 10], rtol=1e-5)
 
 
 def test_rounds_to_an_accuracy():
-    runs = fcjax.results.to_dataset(histories([[0.5, 0.8, 0.7, 0.9], [0.5, 0.6], [0.9, 0.1, 0.1]]))
+    runs = ledger.brief(fcjax.results.to_dataset(histories([[0.5, 0.8, 0.7, 0.9], [0.5, 0.6], [0.9, 0.1, 0.1]])))
     np.testing.assert_array_equal(statements.rounds_to(0.8, runs), [2, 2, 1])
 
 
 def relabelled(jobs, accuracy_of):
     """Made-up runs of what a study plans."""
-    return fcjax.results.to_dataset([made_up(job.labels, accuracy_of(job.labels), 6, rounds=2) for job in jobs])
+    runs = [made_up(job.labels, accuracy_of(job.labels), 6, rounds=2) for job in jobs]
+    return ledger.brief(fcjax.results.to_dataset(runs))
 
 
 @pytest.mark.parametrize(("few", "verdicts"), [(0.02, [True, False, True]), (0.0, [False, True, False])])
@@ -429,7 +431,7 @@ def test_the_page_holds_what_the_studies_told(tmp_path, capsys):
     for study in studies:
         dataset = dataset_of(study)
         runs = [made_up(job.labels, accuracy_of(job.labels), 6, rounds=6) for job in study.plan(clouds(dataset), 2)]
-        results = fcjax.results.to_dataset(runs)
+        results = ledger.brief(fcjax.results.to_dataset(runs)).assign_attrs(fcjax.results.provenance())
         reproduction.write(study, results, tmp_path, dataset, f"python experiments/{study.name}.py")
     assert results_page.main(["--folder", str(tmp_path)]) == 0
     page = (tmp_path / "README.md").read_text()

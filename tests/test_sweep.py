@@ -271,7 +271,7 @@ def test_runs_side_by_side(tmp_path):
         np.testing.assert_array_equal(many[name][[3, 6], : few.sizes["round"]], few[name])
     assert fcjax.sweep("pf", **SETTINGS | {"seeds": 7}, **keep).kept == 7
     (job,) = plan("pf", **SETTINGS | DEFAULTS)
-    two, four = (archive._Fingerprints(number)(job) for number in (2, 4))
+    two, four = (archive.Fingerprints(number)(job) for number in (2, 4))
     assert two != four, "runs that differ in their last bits are not mixed"
 
 
