@@ -1,4 +1,4 @@
-"""What scripts owe their user on the command line: cheap checks first, warnings as lines, and tables in columns."""
+"""What the scripts share on the command line: cheap checks first, warnings as lines, and tables in columns."""
 
 import contextlib
 import os
@@ -6,9 +6,8 @@ import signal
 import sys
 import tempfile
 import threading
-import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,7 +20,7 @@ def check_writable(folder: Path) -> None:
         str(folder).encode()
     except UnicodeEncodeError as error:
         raise OSError(
-            f"results cannot be written to {str(folder)!a}: it is no UTF-8; choose another with --out"
+            f"results cannot be written to {str(folder)!a}: it is not UTF-8; choose another with --out"
         ) from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -29,43 +28,6 @@ def check_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise OSError(f"results cannot be written to {folder}: {error.strerror}; choose another with --out") from error
-
-
-class FolderLock:
-    """Held by all processes that work in a folder, so that each can find out whether it is alone.
-
-    It leaves no file, and goes when its process does, in whatever way. Where there are no such locks, all seem alone.
-    """
-
-    def __init__(self, folder: Path):
-        self._folder: int | None = None
-        with contextlib.suppress(ImportError, OSError):
-            self._folder = os.open(folder, os.O_RDONLY)
-            self._take(shared=True, wait=True)
-
-    def is_shared(self) -> bool:
-        """Whether another process has it too."""
-        try:
-            self._take(shared=False, wait=False)
-        except BlockingIOError:
-            return True
-        except (ImportError, OSError):
-            return False
-        finally:
-            with contextlib.suppress(ImportError, OSError):
-                self._take(shared=True, wait=True)
-        return False
-
-    def release(self) -> None:
-        if self._folder is not None:
-            os.close(self._folder)
-            self._folder = None
-
-    def _take(self, *, shared: bool, wait: bool) -> None:
-        import fcntl  # not on Windows
-
-        if self._folder is not None:
-            fcntl.flock(self._folder, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
 
 
 @contextlib.contextmanager
@@ -93,119 +55,19 @@ def as_text(blocks: Sequence[Block]) -> str:
     return "\n\n".join(parts)
 
 
-def leave(code: int) -> NoReturn:
-    """Ends the process at once: after Ctrl-C a compilation may still be under way, and nobody waits for it."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        with contextlib.suppress(OSError):  # nobody reads on
-            stream.flush()
-    _to_witness(_AS_USUAL)
-    os._exit(code)
+def end_on_sigterm() -> None:
+    """Treats SIGTERM, by which clusters end a job, like Ctrl-C."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _interrupt)
 
 
-def run(main: Callable[[], int]) -> int:
-    """The exit code of a script, also of one that fails."""
-    _open_streams()
-    try:
-        return main()
-    except SystemExit as end:  # argparse's
-        return end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-        return 1
-
-
-_witness: int | None = None
-_AS_USUAL = b"\0"
-
-
-def watch() -> None:
-    """Lets a small process wait for the end of this one, to tell what was left to be told.
-
-    What is killed, for want of memory or by JAX, because another process of a cluster is gone, cannot tell it itself.
-    To be called before anything large is imported.
-    """
-    global _witness
-    _open_streams()
-    if not hasattr(os, "fork"):
-        return
-    read, write = os.pipe()
-    if os.fork():
-        os.close(read)
-        _witness = write
-        return
-    os.close(write)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    with os.fdopen(read, "rb") as told:
-        words = told.read()
-    if words and not words.endswith(_AS_USUAL):
-        os.write(2, b"error: " + words.split(b"\n")[-1] + b"\n")
-    os._exit(0)
-
-
-def _open_streams() -> None:
-    """Output that has been closed goes nowhere, instead of into the next file that is opened."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(number)
-    sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
-
-
-def last_words(words: str) -> None:
-    """What is printed if this process is killed."""
-    _to_witness(b"\n" + words.encode())
-
-
-def _to_witness(words: bytes) -> None:
-    if _witness is not None:
-        with contextlib.suppress(OSError):  # it has been killed
-            os.write(_witness, words)
-
-
-def end_in_order() -> None:
-    """Makes of SIGTERM, by which clusters end a job, what Ctrl-C is.
-
-    Either may come where Python can raise nothing, as in what the garbage collector calls: then it comes once more.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return
-    signal.signal(signal.SIGTERM, _interrupt)
-    if sys.unraisablehook is not _once_more and hasattr(signal, "setitimer"):
-        global _other_hook
-        _other_hook = sys.unraisablehook
-        signal.signal(signal.SIGALRM, _interrupt)
-        sys.unraisablehook = _once_more
-
-
-def _interrupt(*_: object) -> None:
+def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-_other_hook = sys.unraisablehook
-
-
-def _once_more(ignored: "sys.UnraisableHookArgs") -> None:
-    if issubclass(ignored.exc_type, KeyboardInterrupt):
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-    else:
-        _other_hook(ignored)
-
-
-@contextlib.contextmanager
-def not_now() -> Iterator[None]:
-    """Lets Ctrl-C and SIGTERM wait for the end of the block: what is being imported makes other errors of them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}  # as of a shell
-    for number in before:
-        signal.signal(number, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if came:
-        raise KeyboardInterrupt
+def leave(code: int) -> NoReturn:
+    """Ends the process at once: after Ctrl-C, a compilation may still be running in another thread."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError):  # such as a pipe that nobody reads
+            stream.flush()
+    os._exit(code)

@@ -108,8 +108,7 @@ def value(rng: Rng, good: list[str], bad: list[str]) -> str:
     return str(rng.choice(good if rng.random() < 0.93 else bad))
 
 
-# None that can be: it would be waited for.
-CLUSTERS = ["--distributed", "--process 1", "--processes 0", "--processes 2 --process 2", "--coordinator here"]
+CLUSTERS = ["--scheduler 127.0.0.1:1", "--scheduler here", "--scheduler-file none.json", "--scheduler tcp://:x"]
 NUMBERS = ["nan", "inf", "-1", "0", "1e300", "1e-300", "x", ""]
 
 

@@ -19,6 +19,7 @@ import xarray as xr
 
 from fcjax import results
 from fcjax.archive import Fingerprints
+from fcjax.executor import workers_for
 from fcjax.jobs import Job
 from fcjax.sweep import run_all
 
@@ -48,15 +49,16 @@ def collect(jobs: Sequence[Job], out: Path, name: str, *, traced: Callable[[Job]
     fingerprint = Fingerprints()
     jobs = [replace(job, labels=job.labels | {"fingerprint": fingerprint(job)}) for job in jobs]
     missing = [job for job in jobs if has.get(job.labels["fingerprint"], -1) < traced(job)]
-    num_kept, complete = len(jobs) - len(missing), True
-    for start in range(0, len(missing), _AT_A_TIME):
-        part = missing[start : start + _AT_A_TIME]
-        done = run_all(part, keep=out / "runs", progress=True)
-        known = merged([brief(done, {job.labels["fingerprint"] for job in part if traced(job)}), known])
-        num_kept, complete = num_kept + int(done.kept), bool(done.complete)
-        save(known, path)
-        if not complete:
-            raise KeyboardInterrupt
+    num_kept = len(jobs) - len(missing)
+    with workers_for(len(missing), None) as client:
+        for start in range(0, len(missing), _AT_A_TIME):
+            part = missing[start : start + _AT_A_TIME]
+            done = run_all(part, client=client, keep=out / "runs", progress=True)
+            known = merged([brief(done, {job.labels["fingerprint"] for job in part if traced(job)}), known])
+            num_kept += int(done.kept)
+            save(known, path)
+            if not done.complete:
+                raise KeyboardInterrupt
     assert known is not None
     place = {word: number for number, word in enumerate(known.fingerprint.values)}
     rows = known.isel(run=[place[job.labels["fingerprint"]] for job in jobs])

@@ -25,7 +25,7 @@ import ledger
 import matplotlib as mpl
 import pandas as pd
 import xarray as xr
-from console import Block, as_text, check_writable, end_in_order, warnings_as_lines
+from console import Block, as_text, check_writable, end_on_sigterm, warnings_as_lines
 
 import fcjax
 from fcjax import presets
@@ -200,7 +200,7 @@ command that was stopped to resume it.""",
 def main(study: Study, argv: Sequence[str] | None = None) -> int:
     """Does a study as the command line asks for it, and returns the exit code."""
     args = parser(study).parse_args(argv)
-    end_in_order()
+    end_on_sigterm()
     options = {k: v for k, v in vars(args).items() if k not in ("seeds", "dataset", "out", "fresh")}
     command = shlex.join(["python", f"experiments/{study.name}.py", *(sys.argv[1:] if argv is None else argv)])
     with warnings_as_lines():

@@ -2,7 +2,7 @@
 
 Every option with several values is swept: all combinations are run, with all seeds, on the same random channels, data
 and mini-batches. Writes to OUT
-  runs/            each run, as it finishes: a command that was stopped, by whatever, goes on where it was
+  runs/            each run, as it finishes: run a command that was stopped again to resume it
   summary.csv      a row for each run
   histories.nc     every round of every run; xarray.open_dataset reads it
   accuracy.png     accuracy against simulated time, with 95% intervals over seeds (and .pdf)
@@ -11,27 +11,15 @@ and mini-batches. Writes to OUT
 
 import argparse
 import contextlib
+import io
 import json
-import os
 import shlex
 import sys
 import time
 from functools import partial
 from pathlib import Path
 
-import cluster
-from console import (
-    FolderLock,
-    as_text,
-    check_writable,
-    end_in_order,
-    last_words,
-    leave,
-    not_now,
-    run,
-    warnings_as_lines,
-    watch,
-)
+from console import as_text, check_writable, end_on_sigterm, leave, warnings_as_lines
 
 EXAMPLES = """examples:
   python experiments/sweep.py --phi 0.05
@@ -39,7 +27,7 @@ EXAMPLES = """examples:
   python experiments/sweep.py --phi 0.005 0.05 0.5 5 --radius 200 600 1000 --seeds 3 --out out/phi
   python experiments/sweep.py --dataset cifar10 --policy fc fixed-5 fixed-10 --distribution l2 --out out/cifar10
   python experiments/sweep.py --policy fc my_file:my_policy --out out/mine     # your own, from my_file.py
-  srun python experiments/sweep.py --seeds 1000 --out out/1000 --distributed   # on all nodes of a Slurm job
+  python experiments/sweep.py --seeds 1000 --out out/1000 --scheduler tcp://10.0.0.5:8786    # on a Dask cluster
 """
 
 
@@ -73,15 +61,17 @@ def parser() -> argparse.ArgumentParser:
         "--workers",
         type=int,
         metavar="N",
-        help="devices, or cores of a CPU, that take part (default: all of this machine)",
+        help="processes of this machine that take part (default: one for each core)",
     )
     p.add_argument(
         "--side-by-side",
         type=int,
         metavar="N",
-        help="runs that a device does at the same time (default: 1 on a CPU, 16 on an accelerator)",
+        help="runs that an accelerator does at the same time (default: 16; 1 on a CPU)",
     )
-    cluster.add_options(p)
+    where = p.add_mutually_exclusive_group()
+    where.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask cluster that does the runs")
+    where.add_argument("--scheduler-file", metavar="FILE", help="the file that its scheduler has written")
     p.add_argument("--out", type=Path, default=Path("out/sweep"), help="folder for the results (default: %(default)s)")
     return p
 
@@ -89,59 +79,46 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     start = time.monotonic()
     args = parser().parse_args(argv)
-    sys.path.append(os.getcwd())  # where a user's policy is
-    end_in_order()
-    at_end = contextlib.ExitStack()
-    again = f"finished runs are kept in {args.out / 'runs'}, and the same command goes on from there"
+    end_on_sigterm()
+    again = f"finished runs are kept in {args.out / 'runs'}; run the same command to resume"
     try:
         if args.seeds < 1 or not 0 <= args.seed < 2**31 - args.seeds:
             raise ValueError(f"--seeds must be 1 or more and --seed 0 to 2^31, got {args.seeds} and {args.seed}")
         check_writable(args.out)
-        last_words(f"this process was killed, or ended by JAX because another one of the sweep is gone: {again}")
-        with not_now():
+        with contextlib.ExitStack() as stack:
+            claim = stack.enter_context(claimed(args))
             import fcjax  # after --help and the cheapest errors: it takes seconds
-            from fcjax.planning import plan
+            from fcjax.executor import workers_for
+            from fcjax.planning import most_runs, plan
             from fcjax.results import remove_abandoned
             from fcjax.sweep import run_all
 
-        process = cluster.join(args)
-        claim = Claim(args)
-        at_end.callback(claim.release)
-        claim.check()
-        remove_abandoned(args.out)
-        fcjax.programs.keep_on_disk()
-        command = shlex.join(["python", "experiments/sweep.py", *(sys.argv[1:] if argv is None else argv)])
-        with warnings_as_lines():
-            jobs = plan(
-                args.policy,
-                dataset=args.dataset,
-                distribution=args.distribution,
-                radius_m=args.radius,
-                phi=args.phi,
-                budget_s=args.budget,
-                num_devices=args.devices,
-                seeds=range(args.seed, args.seed + args.seeds),
-                preset=partial(fcjax.presets.shi2020, observation_error=args.observation_error),
-                progress=True,
-            )
-            claim.write()
-            results = run_all(
-                jobs,
-                keep=args.out / "runs",
-                out=args.out / "histories.nc",
-                workers=args.workers,
-                side_by_side=args.side_by_side,
-                about={"command": command},
-                progress=True,
-            )
-        code = 0 if results.complete else 130
-        if results.complete:
-            cluster.part()
-        if process == 0:
-            code = tell(results, args.out, start) or code
-        elif results.complete:
-            print(f"process {process}: all {results.sizes['run']} runs are there; process 0 tells the results")
-        return code
+            remove_abandoned(args.out)
+            fcjax.programs.keep_on_disk()
+            command = shlex.join(["python", "experiments/sweep.py", *(sys.argv[1:] if argv is None else argv)])
+            axes = {
+                "distribution": args.distribution,
+                "radius_m": args.radius,
+                "phi": args.phi,
+                "budget_s": args.budget,
+            }
+            axes |= {"num_devices": args.devices, "seeds": range(args.seed, args.seed + args.seeds)}
+            client = stack.enter_context(connected(args))
+            client = stack.enter_context(workers_for(most_runs(args.policy, **axes), args.workers, client))
+            with warnings_as_lines():
+                preset = partial(fcjax.presets.shi2020, observation_error=args.observation_error)
+                jobs = plan(args.policy, **axes, dataset=args.dataset, preset=preset, progress=True)
+                claim()
+                results = run_all(
+                    jobs,
+                    client=client,
+                    keep=args.out / "runs",
+                    out=args.out / "histories.nc",
+                    side_by_side=args.side_by_side,
+                    about={"command": command},
+                    progress=True,
+                )
+            return tell(results, args.out, start) or (0 if results.complete else 130)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -149,8 +126,28 @@ def main(argv: list[str] | None = None) -> int:
         finished = any((args.out / "runs").glob("[!.]*.npz"))
         print(f"interrupted; {again if finished else 'no run had finished'}", file=sys.stderr)
         return 130
-    finally:
-        at_end.close()
+
+
+@contextlib.contextmanager
+def connected(args: argparse.Namespace):
+    """The client of the cluster that the command names, or None."""
+    if args.scheduler is None and args.scheduler_file is None:
+        yield None
+        return
+    from distributed import Client
+
+    where = args.scheduler or args.scheduler_file
+    if args.scheduler_file and not Path(args.scheduler_file).is_file():
+        raise ValueError(f"--scheduler-file: there is no file {args.scheduler_file}; the scheduler writes it")
+    try:
+        client = Client(args.scheduler, scheduler_file=args.scheduler_file, timeout="10s", set_as_default=False)
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"no scheduler answers at {where}: start one with dask scheduler, and give its address, such as "
+            f"tcp://127.0.0.1:8786 ({error})"
+        ) from error
+    with client:
+        yield client
 
 
 def tell(results, out: Path, start: float) -> int:
@@ -177,75 +174,58 @@ def tell(results, out: Path, start: float) -> int:
     return 0
 
 
-# What has no say in the results, or not in what they are results of.
-_HOW = ("out", "workers", "distributed", "coordinator", "processes", "process")
+# What does not change results.
+_HOW = ("out", "workers", "side_by_side", "scheduler", "scheduler_file")
 
 
-class Claim:
-    """A note in OUT of which sweep it holds, so that none takes the place of another, or is mixed with it."""
+@contextlib.contextmanager
+def claimed(args: argparse.Namespace):
+    """Keeps other commands out of OUT, and OUT for one sweep: its settings are in sweep.json, and only seeds may grow.
 
-    def __init__(self, args: argparse.Namespace):
-        from fcjax.data.fetch import sha256
-        from fcjax.engine import layout
-        from fcjax.foreign import file_of
-        from fcjax.results import provenance
-        from fcjax.settings import current
+    Yields a function that writes them, for when the command has been checked.
+    """
+    import filelock
 
-        versions = json.loads(provenance()["versions"])
-        settings = {name: value for name, value in vars(args).items() if name not in _HOW}
-        settings["side_by_side"] = layout(args.workers, args.side_by_side)[1]
-        own = {name: file_of(name.rpartition(":")[0]) for name in args.policy if ":" in name}
-        self._this = {
-            "settings": settings,
-            "versions": {name: versions[name] for name in ("fcjax", "jax", "jaxlib")},
-            "settings of JAX": current(),
-            "policies": {f"the code of {name}": sha256(path)[:12] for name, path in own.items() if path is not None},
-        }
-        self._out, self._path = args.out, args.out / "sweep.json"
-        self._lock = FolderLock(args.out)
-
-    def check(self) -> None:
-        """Raises ValueError if OUT holds another sweep; this one with fewer seeds is not another."""
-        held = any((self._out / "runs").glob("[!.]*.npz")) or (self._out / "summary.csv").exists()
-        if not (held or (self._lock.is_shared() and self._path.exists())):
-            return
+    path = args.out / "sweep.json"
+    this = {name: value for name, value in vars(args).items() if name not in _HOW}
+    with contextlib.ExitStack() as stack:
         try:
-            other = json.loads(self._path.read_text())
-            changes = [
-                f"{name} was {other[part].get(name)}, is {this.get(name)}"
-                for part, this in self._this.items()
-                for name in this | other[part]
-                if other[part].get(name) != this.get(name) and not (name == "seeds" and other[part][name] < this[name])
-            ]
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            changes = [f"{self._path} is not there, or cannot be read"]
-        if changes:
+            stack.enter_context(filelock.FileLock(args.out / ".lock", timeout=0))
+        except filelock.Timeout:
             raise ValueError(
-                f"{self._out} holds another sweep ({'; '.join(changes)}): choose another folder with --out, or delete "
-                "this one"
-            )
+                f"another command is at work in {args.out}: wait until it has ended, or choose another --out"
+            ) from None
+        if path.exists():
+            try:
+                other = json.loads(path.read_text())
+                more_seeds = other["seeds"] < args.seeds
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(
+                    f"{path}, which says what {args.out} holds, is damaged: delete this file if it holds this sweep "
+                    "(the runs will be found), or choose another folder with --out"
+                ) from error
+            changes = [
+                f"{name} was {other.get(name)}, is {this.get(name)}"
+                for name in this | other
+                if other.get(name) != this.get(name) and not (name == "seeds" and more_seeds)
+            ]
+            if changes:
+                raise ValueError(
+                    f"{args.out} holds another sweep ({'; '.join(changes)}): choose another folder with --out, or "
+                    "delete this one"
+                )
 
-    def write(self) -> None:
-        """Puts it there, unless another sweep has done so since it was checked."""
-        from fcjax.results import write_whole
+        def write() -> None:
+            from fcjax.results import write_whole
 
-        self.check()
-        text = json.dumps(self._this, indent=1) + "\n"
-        try:
-            if not self._path.exists() or self._path.read_text() != text:
-                write_whole(self._path, lambda part: Path(part).write_text(text))
-        except OSError as error:
-            raise OSError(
-                f"{self._path} cannot be written: {error.strerror}; choose another folder with --out"
-            ) from error
+            write_whole(path, lambda part: Path(part).write_text(json.dumps(this, indent=1) + "\n"))
 
-    def release(self) -> None:
-        self._lock.release()
+        yield write
 
 
 def write(results, out: Path):
     """Writes all files of a sweep, each of them whole, and returns the summary."""
-    import matplotlib
+    import matplotlib.pyplot
 
     matplotlib.use("Agg")
     from fcjax import plots
@@ -256,8 +236,12 @@ def write(results, out: Path):
     write_whole(out / "summary.csv", lambda part: Path(part).write_text(text))
     for draw in (plots.accuracy, plots.rounds):
         figure = draw(results)
-        write_whole(out / f"{draw.__name__}.png", figure.savefig)
-        write_whole(out / f"{draw.__name__}.pdf", partial(figure.savefig, metadata={"CreationDate": None}))
+        for kind, metadata in (("png", None), ("pdf", {"CreationDate": None})):
+            image = io.BytesIO()  # matplotlib does not survive a full disk
+            figure.savefig(image, format=kind, metadata=metadata)
+            content = image.getvalue()
+            write_whole(out / f"{draw.__name__}.{kind}", lambda part, content=content: Path(part).write_bytes(content))
+        matplotlib.pyplot.close(figure)
     return rows
 
 
@@ -291,5 +275,4 @@ def table(rows) -> str:
 
 
 if __name__ == "__main__":
-    watch()
-    leave(run(main))
+    leave(main())

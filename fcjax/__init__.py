@@ -1,6 +1,6 @@
 """Vectorised, differentiable simulation of latency-constrained federated learning over a wireless cell."""
 
-from fcjax import bounds, data, devices, latency, policies, presets, programs, radio, results
+from fcjax import bounds, data, latency, policies, presets, programs, radio, results
 from fcjax.bandwidth import allocate
 from fcjax.contract import check_policy
 from fcjax.experiment import Experiment
@@ -24,7 +24,6 @@ __all__ = [
     "bounds",
     "check_policy",
     "data",
-    "devices",
     "fastest_sets",
     "lambertw",
     "latency",

@@ -1,5 +1,6 @@
 """What a device trains on: its part of the one data set, and the mini-batches that it takes from it."""
 
+import weakref
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +26,7 @@ def check(data: LocalData, training: Training, model: Model) -> None:
     concrete = [None if isinstance(part, jax.core.Tracer) else np.asarray(part) for part in data]
     _, y, indices, sizes = concrete
     num_samples = data.x.shape[0]
+    check_finite("x", data.x)
     if data.y.shape != (num_samples,):
         raise ValueError(f"y must hold one target for each of {num_samples} samples, got shape {data.y.shape}")
     if indices is not None and not (indices.min() >= 0 and indices.max() < num_samples):
@@ -33,6 +35,23 @@ def check(data: LocalData, training: Training, model: Model) -> None:
         model.check_targets(y)
     if sizes is not None:
         check_sizes(training, sizes)
+
+
+def check_finite(name: str, inputs: Any) -> None:
+    """Raises ValueError for inputs that hold NaN or infinity; arrays of the host are looked at once."""
+    if not isinstance(inputs, np.ndarray) or not np.issubdtype(inputs.dtype, np.floating):
+        return
+    if _finite.get(id(inputs)) is inputs:
+        return
+    if not np.all(np.isfinite(inputs)):
+        sample = int(np.argmin(np.isfinite(inputs.reshape(len(inputs), -1)).all(1)))
+        raise ValueError(
+            f"{name} must hold finite numbers, and sample {sample} has NaN or infinity: remove or repair it"
+        )
+    _finite[id(inputs)] = inputs
+
+
+_finite: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
 
 
 def check_sizes(training: Training, sizes: Any) -> None:

@@ -62,6 +62,7 @@ def check(experiment: Experiment) -> Experiment:
     checks.not_negative("observation_error", experiment.observation_error, ())
     for name in ("rho", "beta", "delta"):
         checks.not_negative(f"estimates.{name}", getattr(experiment.estimates, name), (num_devices,))
+    batches.check_finite("test_x", experiment.test_x)
     if len(experiment.test_y) == 0:
         raise ValueError("test_x and test_y must hold at least one sample, to measure accuracy on")
     budget_s = checks.positive("training.budget_s", training.budget_s, (), high=np.inf)

@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -35,6 +35,22 @@ _HERE = str(Path(__file__).parent)
 
 def load_module(name: str) -> ModuleType:
     """A module by its import name, or by the path of its file, with or without .py."""
+    with _current_folder_on_path():
+        return _load_module(name)
+
+
+@contextlib.contextmanager
+def _current_folder_on_path() -> Iterator[None]:
+    """For what a user's module imports; at other times, files there must not take the place of libraries."""
+    folder = str(Path.cwd())
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _load_module(name: str) -> ModuleType:
     path = _path(name)
     if not path.is_file():
         return importlib.import_module(name)

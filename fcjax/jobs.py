@@ -39,6 +39,14 @@ class Group:
         self._is_shared = [True] * len(self._first)
         self._room = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the leaves of the first experiment, such as the images, which another process makes itself."""
+        return {name: value for name, value in vars(self).items() if name not in ("_first", "_structure")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._first, self._structure = jax.tree.flatten(self.jobs[0].experiment)
+
     def add(self, job: Job, experiment: Experiment) -> None:
         row = jax.tree.leaves(experiment)
         self.jobs.append(job)

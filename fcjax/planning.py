@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
@@ -56,18 +57,33 @@ def plan(
     if not callable(preset):
         raise ValueError(f"preset must be a function that makes an Experiment, got {preset!r}")
 
-    @functools.lru_cache(maxsize=_AT_HAND)
-    def make(of_distribution: str, radius: float, budget: float | None, number: int, seed: int) -> Experiment:
-        budgets = {} if budget is None else {"budget_s": budget}
-        made = preset(loaded, distribution=of_distribution, num_devices=number, radius_m=radius, seed=seed, **budgets)
-        if not isinstance(made, Experiment):
-            raise ValueError(f"preset must return a fcjax.Experiment, got {type(made).__name__}")
-        return check(made)
-
+    make = _Maker(preset, loaded)
     settings = list(itertools.product(*choices))
     with Progress(len(settings) * len(named) * len(seeds), "runs", enabled=progress) as shown:
         shown.begin("checking", counts=False)
         return _checked_jobs(settings, named, seeds, loaded.name, make, shown)
+
+
+class _Maker:
+    """Makes the experiments of a sweep, and keeps the last few. It can be sent to another process."""
+
+    def __init__(self, preset: Callable[..., Experiment], loaded: data.Dataset):
+        self._preset, self._loaded = preset, loaded
+        self._made = functools.lru_cache(maxsize=_AT_HAND)(self._make)
+
+    def __call__(self, *setting: Any) -> Experiment:
+        return self._made(*setting)
+
+    def __reduce__(self) -> tuple:
+        return _Maker, (self._preset, self._loaded)
+
+    def _make(self, of_distribution: str, radius: float, budget: float | None, number: int, seed: int) -> Experiment:
+        budgets = {} if budget is None else {"budget_s": budget}
+        settings = {"distribution": of_distribution, "num_devices": number, "radius_m": radius, "seed": seed}
+        made = self._preset(self._loaded, **settings, **budgets)
+        if not isinstance(made, Experiment):
+            raise ValueError(f"preset must return a fcjax.Experiment, got {type(made).__name__}")
+        return check(made)
 
 
 def _checked_jobs(
@@ -101,7 +117,9 @@ def _checked_jobs(
                     "budget_s": of_seed_s,
                 }
                 made = functools.partial(make, *setting, seed)
-                jobs.append(Job(labels, one, _centralised(made) if policies.is_centralized(one) else made))
+                if policies.is_centralized(one):
+                    made = functools.partial(_centralised, made)
+                jobs.append(Job(labels, one, made))
             experiment = jobs[-1].experiment
             if policies.is_built_in(one):
                 one.init(experiment.cell)  # raises for what the cell does not have
@@ -133,8 +151,19 @@ def _policies(
     return named
 
 
-def _centralised(make: Callable[[], Experiment]) -> Callable[[], Experiment]:
-    return lambda: presets.centralised(make())
+def _centralised(make: Callable[[], Experiment]) -> Experiment:
+    return presets.centralised(make())
+
+
+def most_runs(policy: Any, **axes: Any) -> int:
+    """How many runs there can be, for what `plan` takes: those of policies without phi are fewer."""
+    number = axes.pop("seeds")
+    num_seeds = number if isinstance(number, int | float | np.generic) else len(_several("seeds", number))
+    return (
+        int(num_seeds)
+        * math.prod(len(_several(name, values)) for name, values in axes.items())
+        * len(_several("policy", policy))
+    )
 
 
 def _several(name: str, value: Any) -> list:

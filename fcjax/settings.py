@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -15,32 +15,43 @@ _BY_THREAD: dict[str, Callable[[Any], contextlib.AbstractContextManager]] = {
     "jax_default_prng_impl": jax.default_prng_impl,
     "jax_default_matmul_precision": jax.default_matmul_precision,
 }
+_BY_PROCESS = ("jax_disable_most_optimizations",)
 _NO_MATTER = ("--xla_force_host_platform_device_count", "--xla_dump")
 
 
 def current() -> dict[str, Any]:
     """All that runs depend on."""
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(_NO_MATTER)]
-    others = {name: jax.config.read(name) for name in ("jax_disable_most_optimizations",)}
+    others = {name: jax.config.read(name) for name in _BY_PROCESS}
     return _by_thread() | others | {"XLA_FLAGS": " ".join(flags)}
 
 
 def carried(function: Callable[..., T]) -> Callable[..., T]:
-    """The function for another thread, where what `with jax.enable_x64(...)` and the like have set is forgotten.
-
-    There JAX does not look for NaN: rounds that do not take place are filled with it, and fcjax looks for it itself.
-    """
-    values = _by_thread()
+    """The function for another thread, where what `with jax.enable_x64(...)` and the like have set is forgotten."""
+    given = current()
 
     def call(*args: Any) -> T:
-        with contextlib.ExitStack() as stack:
-            for name, value in values.items():
-                stack.enter_context(_BY_THREAD[name](value))
-            stack.enter_context(jax.debug_nans(False))
-            stack.enter_context(jax.debug_infs(False))
+        with applied(given):
             return function(*args)
 
     return call
+
+
+@contextlib.contextmanager
+def applied(given: Mapping[str, Any]) -> Iterator[None]:
+    """Computes with settings of another thread or process, as `current` gave them there.
+
+    JAX does not look for NaN meanwhile: rounds that do not take place hold NaN, and fcjax looks for it itself.
+    """
+    for name in _BY_PROCESS:
+        if jax.config.read(name) != given[name]:
+            jax.config.update(name, given[name])
+    with contextlib.ExitStack() as stack:
+        for name, context in _BY_THREAD.items():
+            stack.enter_context(context(given[name]))
+        stack.enter_context(jax.debug_nans(False))
+        stack.enter_context(jax.debug_infs(False))
+        yield
 
 
 def _by_thread() -> dict[str, Any]:

@@ -5,21 +5,23 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 
-from fcjax import data, presets, results
+from fcjax import checks, data, executor, presets, results
 from fcjax.archive import Archive
-from fcjax.engine import Clock, execute, layout
+from fcjax.engine import default_side_by_side
 from fcjax.experiment import Experiment
 from fcjax.jobs import Job
-from fcjax.planning import plan
-from fcjax.processes import Does, Team
+from fcjax.planning import most_runs, plan
 from fcjax.progress import Progress
-from fcjax.shelf import Shelf
+from fcjax.rounds import Stop
 from fcjax.types import Policy
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 _AT_HAND = 64  # runs that are in memory while the file of all is written
 
@@ -35,6 +37,7 @@ def sweep(
     num_devices: int | Sequence[int] = 20,
     seeds: int | Iterable[int] = 5,
     preset: Callable[..., Experiment] = presets.shi2020,
+    client: "Client | None" = None,
     keep: str | os.PathLike | None = None,
     out: str | os.PathLike | None = None,
     workers: int | None = None,
@@ -56,10 +59,12 @@ def sweep(
       preset: makes an experiment of dataset, distribution, num_devices, radius_m, budget_s and seed. With
         `functools.partial` it takes further settings. It is called again for each run that begins, and must then give
         the same.
+      client: of a Dask cluster that does the runs; by default this machine does, with a process for each core.
       keep: a folder where runs are kept as they finish. What it holds of this sweep already is not done again.
       out: a netCDF file for the results, which are then read from it when they are looked at: memory does not grow with
         the number of runs. Needs `keep`.
-      workers: how many devices of this process take part; by default all, or all cores of a CPU.
+      workers: how many processes of this machine take part; by default one for each core. With 1, the current process
+        does all runs. Accelerators are used by the current process, all of them.
       side_by_side: how many runs a device does at the same time; by default one on a CPU, 16 on an accelerator. Where
         there are fewer runs, places stay empty; where there is less memory, there are fewer places, or, with `keep`, an
         error that says how many there may be. The last bits of a result depend on it, as they do on the kind of device.
@@ -68,30 +73,22 @@ def sweep(
 
     Returns:
       The histories, with dimensions run, round and device, and the settings as coordinates of run; see
-      `fcjax.results`. After Ctrl-C the runs that were finished by then, if any. Where `jax.distributed` has joined
-      several processes, each does a part of the runs, and all return all of them.
+      `fcjax.results`. After Ctrl-C the runs that were finished by then, if any.
     """
-    jobs = plan(
-        policy,
-        dataset=dataset,
-        distribution=distribution,
-        radius_m=radius_m,
-        phi=phi,
-        budget_s=budget_s,
-        num_devices=num_devices,
-        seeds=seeds,
-        preset=preset,
-        progress=progress,
-    )
-    return run_all(jobs, keep=keep, out=out, workers=workers, side_by_side=side_by_side, about=about, progress=progress)
+    axes: dict[str, Any] = {"distribution": distribution, "radius_m": radius_m, "phi": phi, "budget_s": budget_s}
+    axes |= {"num_devices": num_devices, "seeds": seeds}
+    with executor.workers_for(most_runs(policy, **axes), workers, client) as client:  # they start during the plan
+        jobs = plan(policy, **axes, dataset=dataset, preset=preset, progress=progress)
+        how: dict[str, Any] = {"side_by_side": side_by_side, "about": about, "progress": progress}
+        return run_all(jobs, client=client, keep=keep, out=out, **how)
 
 
 def run_all(
     jobs: Sequence[Job],
     *,
+    client: "Client | None" = None,
     keep: str | os.PathLike | None = None,
     out: str | os.PathLike | None = None,
-    workers: int | None = None,
     side_by_side: int | None = None,
     about: Mapping[str, Any] | None = None,
     progress: bool = False,
@@ -102,65 +99,100 @@ def run_all(
         raise ValueError("out needs keep, a folder of finished runs that it is put together from")
     if out is not None and not out.parent.is_dir():
         raise OSError(f"results cannot be written to {out}: there is no folder {out.parent}")
-    workers, side_by_side = layout(workers, side_by_side)
-    archive = None if keep is None else Archive(keep, side_by_side)
-    clock = Clock()
-    shelf = Shelf(archive, in_memory=out is None)
-    with Team(keep) as team:
-        if archive is not None and team.size > 1:
-            team.begin(archive.digest(jobs))
+    side_by_side = checks.whole("side_by_side", side_by_side or default_side_by_side(), 1)
+    clock = executor.Clock()
+    finished = _Finished(None if keep is None else Archive(keep, side_by_side), in_memory=out is None)
+    if keep is not None and any(keep.glob("[!.]*.npz")):
         with Progress(len(jobs), "runs", enabled=progress) as shown:
             shown.begin("looking for kept", counts=False)
             for number, job in enumerate(jobs, 1):
-                shelf.find(job)
+                finished.find(job)
                 shown.update(number, number)
-        num_kept = len(shelf)
-        interrupted, together = False, None
-        try:
-            missing = [job for job in team.part(jobs) if job not in shelf]
-            for job, run in execute(
-                missing,
-                clock=clock,
-                workers=workers,
-                side_by_side=side_by_side,
-                may_reduce=archive is None,
-                tick=team.check,
-                progress=progress,
-            ):
-                shelf.put(job, run)
-            team.tell(Does.WAIT)
-            shelf.wait_for(jobs, team, progress)
-        except KeyboardInterrupt:
-            for job in jobs if team.size > 1 else []:
-                shelf.find(job)
-            if not len(shelf):
-                raise
-            interrupted = True
-            where = "" if keep is None else f" in {keep}, and the same call goes on from there"
-            warnings.warn(
-                f"interrupted: {len(shelf)} of {len(jobs)} runs had finished and are kept{where}", stacklevel=2
-            )
-        done = [job for job in jobs if job in shelf]
-        shelf.warn_of_faults(done)
-        about = {"complete": int(not interrupted), "kept": num_kept, **dataclasses.asdict(clock), **about}
-        if out is None or (interrupted and team.index > 0):
-            together = results.to_dataset([shelf.get(job) for job in done], about)
-        elif team.index == 0:
-            blocks = (done[start : start + _AT_HAND] for start in range(0, len(done), _AT_HAND))
-            parts = (results.to_dataset([shelf.get(job) for job in block], about, room=shelf.room) for block in blocks)
-            try:
-                results.save_parts(parts, out)
-            except OSError as error:
-                raise OSError(f"{error}; kept runs stay in {keep}, and the same call goes on from there") from error
-        else:
-            while not team.have_rested(0):  # the first writes the file for all
-                team.pause()
-        if not interrupted:
-            team.rest()
-    if together is None:
-        assert out is not None
-        return results.read(out)
-    return together
+    num_kept = len(finished)
+    interrupted = False
+    try:
+        for job, run in executor.execute(
+            [job for job in jobs if job not in finished],
+            client=client,
+            clock=clock,
+            side_by_side=side_by_side,
+            may_reduce=keep is None,
+            progress=progress,
+        ):
+            finished.add(job, run)
+    except KeyboardInterrupt:
+        if not len(finished):
+            raise
+        interrupted = True
+        where = "" if keep is None else f" and are kept in {keep}; run the same command to resume"
+        warnings.warn(f"interrupted: {len(finished)} of {len(jobs)} runs have finished{where}", stacklevel=2)
+    done = [job for job in jobs if job in finished]
+    finished.warn_of_faults(done)
+    about = {"complete": int(not interrupted), "kept": num_kept, **dataclasses.asdict(clock), **about}
+    if out is None:
+        return results.to_dataset([finished.get(job) for job in done], about)
+    blocks = (done[start : start + _AT_HAND] for start in range(0, len(done), _AT_HAND))
+    parts = (results.to_dataset([finished.get(job) for job in block], about, room=finished.room) for block in blocks)
+    try:
+        results.save_parts(parts, out)
+    except OSError as error:
+        raise OSError(f"{error}; finished runs are kept in {keep}: run the same command to resume") from error
+    return results.read(out)
+
+
+class _Finished:
+    """Finished runs: in memory, or, where there may be too many for that, in the archive."""
+
+    def __init__(self, archive: Archive | None, *, in_memory: bool):
+        self._archive, self._in_memory = archive, in_memory
+        self._runs: dict[Job, results.Finished | None] = {}
+        self._stops: dict[Job, Stop] = {}
+        self._num_rounds: dict[Job, int] = {}
+        self.room = (1, 1)  # rounds and devices of the largest
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __contains__(self, job: Job) -> bool:
+        return job in self._runs
+
+    def find(self, job: Job) -> None:
+        """Looks whether a run has been kept."""
+        if self._archive is not None and (run := self._archive.load(job)) is not None:
+            self._note(job, run, kept=True)
+
+    def add(self, job: Job, run: results.Finished) -> None:
+        """Keeps a run that has just finished."""
+        self._note(job, run, kept=self._archive is not None and self._archive.save(job, run))
+
+    def get(self, job: Job) -> results.Finished:
+        run = self._runs[job]
+        if run is None:
+            assert self._archive is not None
+            run = self._archive.load(job)
+        if run is None:
+            raise RuntimeError(f"a finished run is no longer in its folder: {job.labels}; run again to redo it")
+        return run
+
+    def warn_of_faults(self, jobs: Sequence[Job]) -> None:
+        """Warns of runs that ended early or had no round."""
+        for stop, fault in (
+            (Stop.BAD_DECISION, "were ended by an impossible decision of their policy"),
+            (Stop.DIVERGED, "diverged: their loss became infinite or not a number"),
+            (Stop.BUDGET, "had no round that ended within the budget"),
+        ):
+            found = [job for job in jobs if self._stops[job] == stop]
+            if stop == Stop.BUDGET:
+                found = [job for job in found if not self._num_rounds[job]]
+            if found:
+                where = f"the first after {self._num_rounds[found[0]]} rounds: {found[0].labels}"
+                warnings.warn(f"{len(found)} of {len(jobs)} runs {fault}, {where}", stacklevel=3)
+
+    def _note(self, job: Job, run: results.Finished, *, kept: bool) -> None:
+        num_rounds, num_devices = run.history.share.shape
+        self._runs[job] = None if kept and not self._in_memory else run
+        self._stops[job], self._num_rounds[job] = run.stop, num_rounds
+        self.room = max(self.room[0], num_rounds), max(self.room[1], num_devices)
 
 
 def _path(name: str, value: str | os.PathLike | None) -> Path | None:

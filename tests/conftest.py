@@ -1,6 +1,7 @@
 """Tests run with rank promotion forbidden and warnings as errors; those that take `dtype` run in both precisions."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,25 +10,41 @@ import hypothesis
 import jax
 import pytest
 
-from fcjax import programs
+from fcjax import executor, programs
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=100)
 hypothesis.settings.load_profile("fixed")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_programs(tmp_path_factory):
+    """Compiled programs are kept apart from the user's, and shared by all processes of a test run."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)  # for the processes that tests start
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+
+
 @pytest.fixture(autouse=True)
 def no_programs_on_disk(monkeypatch):
-    """Scripts keep programs on disk for the next process; for the next test, they would be there for good."""
+    """Tests that call scripts in this process leave no programs in the user's cache."""
     keep = programs.keep_on_disk
     monkeypatch.setattr(programs, "keep_on_disk", lambda folder=None: folder and keep(folder))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def in_this_process():
+    """Sweeps start no other processes, unless a test says how many."""
+    executor.num_cores, before = (lambda: 1), executor.num_cores
+    yield
+    executor.num_cores = before
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
-    """They all take maps of memory, and XLA crashes where a process has as many as it may."""
+    """Each takes some 1000 maps of memory, of which a process of Linux may have 65,530."""
     yield
-    programs._programs.clear()
     jax.clear_caches()
 
 
@@ -44,6 +61,14 @@ def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def sigint():
+    """Ctrl-C works, also where the tests run in the background, and it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

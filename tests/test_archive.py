@@ -16,7 +16,7 @@ import tiny
 import xarray as xr
 
 import fcjax
-from fcjax import archive, data, engine, models, policies, results
+from fcjax import archive, data, executor, models, policies, results
 from fcjax.planning import plan
 from fcjax.sweep import run_all
 
@@ -52,10 +52,11 @@ def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(tmp_path, monkeyp
 
     def stops(jobs, **settings):
         done.append(len(jobs))
-        yield from itertools.islice(engine.execute(jobs, **settings), 2)
+        yield from itertools.islice(execute(jobs, **settings), 2)
         raise OSError("the power went")
 
-    monkeypatch.setattr(sys.modules["fcjax.sweep"], "execute", stops)
+    execute = executor.execute
+    monkeypatch.setattr(executor, "execute", stops)
     for _ in range(3):
         with pytest.raises(OSError, match="the power went"):
             run_all(jobs(), keep=tmp_path / "runs")

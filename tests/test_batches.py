@@ -57,3 +57,13 @@ def test_batches_do_not_depend_on_the_default_precision():
 def test_batches_that_cannot_be_are_named(training, sizes, message):
     with pytest.raises(ValueError, match=message):
         batches.check_sizes(training, np.array(sizes))
+
+
+def test_inputs_that_are_not_finite_are_named():
+    x = np.zeros((5, 2, 2), np.float32)
+    batches.check_finite("x", x)
+    batches.check_finite("x", np.zeros((5, 2), np.uint8))
+    x = x.copy()
+    x[3, 1, 0] = np.nan
+    with pytest.raises(ValueError, match=r"x must hold finite numbers, and sample 3 has NaN or infinity"):
+        batches.check_finite("x", x)

@@ -1,10 +1,13 @@
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fcjax import data
+from fcjax import data, results
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 README = Path(__file__).parents[1] / "README.md"
@@ -25,10 +28,14 @@ def small_digits():
     return data.Dataset("mnist", train_x, train_y, test_x, test_y, tuple("0123456789"), "a seed")
 
 
+def python_snippets():
+    return re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+
+
 def test_snippets_run_in_order(capsys, monkeypatch):
     digits = small_digits()
     monkeypatch.setattr(data, "load", lambda name: digits)
-    snippets = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    snippets = [snippet for snippet in python_snippets() if "slurm.py" not in snippet]
     assert len(snippets) == 6
     namespace = {}
     for snippet in snippets:
@@ -58,3 +65,38 @@ def test_the_table_is_in_the_order_of_imports():
             imported |= set(names.split(", "))
         later = imported & set(listed[position + 1 :])
         assert not later, f"{name} imports {later}"
+
+
+SBATCH = """#!/bin/sh
+for script; do :; done
+sh "$script" >/dev/null 2>&1 &
+echo $! >> {pids}
+echo "Submitted batch job $!"
+"""
+
+
+@pytest.mark.slow
+def test_the_slurm_script_with_an_sbatch_that_runs_jobs_here(tmp_path):
+    (script,) = [snippet for snippet in python_snippets() if "slurm.py" in snippet]
+    for old, new in (
+        (
+            "SLURMCluster(cores=32, processes=32",
+            'SLURMCluster(scheduler_options={"host": "127.0.0.1"}, cores=2, processes=2',
+        ),
+        ("scale(jobs=10)", "scale(jobs=1)"),
+        ("seeds=1000", "seeds=3, dataset=tiny.dataset(), preset=tiny.experiment, num_devices=6"),
+        ("import fcjax\n", "import fcjax, tiny\n"),
+    ):
+        assert old in script
+        script = script.replace(old, new)
+    (tmp_path / "slurm.py").write_text(script)
+    pids = tmp_path / "pids"
+    for name, content in (("sbatch", SBATCH.format(pids=pids)), ("scancel", "#!/bin/sh\nkill $@\n")):
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "slurm.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert pids.exists()
+    assert results.load(tmp_path / "histories.nc").sizes["run"] == 3

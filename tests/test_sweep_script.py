@@ -1,11 +1,11 @@
 """The script `experiments/sweep.py` from its command line to its files, on a data set that needs no download."""
 
 import csv
+import errno
 import importlib.util
 import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -41,7 +41,7 @@ def test_a_sweep_from_the_command_line(script, tmp_path, capsys):
     assert script.main([*arguments, "--seeds", "2", "--seed", "5", "--budget", "9", "--out", "here/there"]) == 0
     out = tmp_path / "here" / "there"
     files = {"accuracy.pdf", "accuracy.png", "histories.nc", "rounds.pdf", "rounds.png", "summary.csv", "sweep.json"}
-    assert {path.name for path in out.iterdir()} == files | {"runs"}
+    assert {path.name for path in out.glob("[!.]*")} == files | {"runs"}
     with open(out / "summary.csv") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == results.SUMMARY
@@ -112,7 +112,7 @@ def test_bad_input_ends_with_code_2_and_a_line_or_two(arguments, message, script
     assert len(errors) == 1
     assert printed.out == ""
     out = Path("out/sweep")
-    assert not out.exists() or not list(out.iterdir()), "no half-written results"
+    assert not out.exists() or not list(out.glob("[!.]*")), "no half-written results"
 
 
 def test_ctrl_c_before_a_run_is_finished(script, monkeypatch, capsys):
@@ -123,7 +123,6 @@ def test_ctrl_c_before_a_run_is_finished(script, monkeypatch, capsys):
         patch.setattr(sys.modules["fcjax.sweep"], "run_all", interrupted)
         assert script.main([]) == 130
     assert "interrupted; no run had finished" in capsys.readouterr().err
-    script.Claim(script.parser().parse_args(["--radius", "7"])).check()  # an empty folder is nobody's
 
 
 def test_a_command_that_is_given_again_finds_its_runs(script, tmp_path, capsys):
@@ -148,30 +147,45 @@ def test_a_folder_with_another_sweep_is_refused(script, capsys):
     before = Path("out/sweep/summary.csv").read_bytes()
     arguments[3] = "2"
     note = Path("out/sweep/sweep.json")
-    note.write_text(note.read_text().replace(jax.__version__, "0.1.2"))
-    assert script.main(arguments) == 2
-    assert f"jax was 0.1.2, is {jax.__version__}" in capsys.readouterr().err
-    note.write_text(note.read_text().replace("0.1.2", jax.__version__))
-    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+    for damage in ("[]", "{", "7"):
+        note.write_text(damage)
         assert script.main(arguments) == 2
-    assert "jax_threefry_partitionable was True, is False" in capsys.readouterr().err
-    note.write_text("[]")
-    assert script.main(arguments) == 2
-    assert "sweep.json is not there, or cannot be read" in capsys.readouterr().err
+        printed = capsys.readouterr().err
+        assert "sweep.json, which says what out/sweep holds, is damaged: delete this file if it holds this" in printed
+    assert Path("out/sweep/summary.csv").read_bytes() == before
     note.unlink()
-    assert script.main(arguments) == 2
+    assert script.main(arguments) == 0
+    assert "2 runs, of which 2 had been kept" in capsys.readouterr().out
     assert Path("out/sweep/summary.csv").read_bytes() == before
 
 
-def test_another_sweep_that_has_just_begun_is_not_overtaken(script, tmp_path, capsys):
+def test_one_command_at_a_time(script, tmp_path, capsys):
     arguments = ["--policy", "pf", "--seeds", "1", "--budget", "5", "--out", str(tmp_path)]
-    begun = script.Claim(script.parser().parse_args([*arguments, "--radius", "500"]))
-    begun.write()
-    assert script.main(arguments) == 2
-    assert f"{tmp_path} holds another sweep (radius was [500.0], is [600.0])" in capsys.readouterr().err
-    begun.release()
-    assert script.main([*arguments, "--side-by-side", "1"]) == 0, "it has ended before a run did"
-    assert script.main(arguments) == 0, "one at a time is what there is by default"
+    with script.claimed(script.parser().parse_args(arguments)):
+        assert script.main(arguments) == 2
+    assert f"another command is at work in {tmp_path}: wait until it has ended" in capsys.readouterr().err
+    assert script.main(arguments) == 0
+
+
+def test_a_full_disk_while_plotting(script, tmp_path, capsys, monkeypatch):
+    write = results.write_whole
+
+    def full(path, *args):
+        if path.suffix == ".pdf":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, *args)
+
+    monkeypatch.setattr(results, "write_whole", full)
+    assert script.main(["--policy", "pf", "--seeds", "1", "--budget", "5", "--out", str(tmp_path)]) == 2
+    printed = capsys.readouterr().err
+    assert "the results could not be written: [Errno 28] No space left on device; finished runs are kept in" in printed
+
+
+def test_files_that_are_called_as_libraries_are_not_imported(script, tmp_path):
+    for name in ("numexpr", "jax_plugins", "dask", "cloudpickle"):
+        Path(f"{name}.py").write_text("raise SystemExit('imported unasked')")
+    assert script.main(["--policy", "pf", "--seeds", "1", "--budget", "5", "--out", str(tmp_path / "out")]) == 0
+    assert str(tmp_path) not in sys.path
 
 
 def test_runs_that_diverge_are_counted_in_the_table(script):
@@ -190,11 +204,29 @@ def test_help_has_examples(script, capsys):
     assert "python experiments/sweep.py --phi 0.05" in capsys.readouterr().out
 
 
-def test_a_policy_that_has_changed_is_another_sweep(script, tmp_path, capsys):
+def test_runs_of_a_policy_that_has_changed_are_done_again(script, tmp_path, capsys):
     code = "import fcjax\ndef mine():\n    return fcjax.policies.fixed(2)\n"
     Path("my_policies.py").write_text(code)
     arguments = ["--policy", "my_policies:mine", "--seeds", "1", "--budget", "5", "--out", str(tmp_path / "here")]
     assert script.main(arguments) == 0
+    first = (tmp_path / "here" / "summary.csv").read_text()
     Path("my_policies.py").write_text(code.replace("2", "3"))
-    assert script.main(arguments) == 2
-    assert "holds another sweep (the code of my_policies:mine was " in capsys.readouterr().err
+    assert script.main(arguments) == 0
+    assert "1 runs in" in capsys.readouterr().out.splitlines()[-1]
+    assert (tmp_path / "here" / "summary.csv").read_text() != first
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            ["--scheduler", "tcp://127.0.0.1:1"],
+            "no scheduler answers at tcp://127.0.0.1:1: start one with dask scheduler",
+        ),
+        (["--scheduler", "tcp://here:x"], "no scheduler answers at tcp://here:x"),
+        (["--scheduler-file", "none.json"], "--scheduler-file: there is no file none.json; the scheduler writes it"),
+    ],
+)
+def test_a_cluster_that_is_not_there(option, message, script, tmp_path, capsys):
+    assert script.main([*option, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err

@@ -1,18 +1,17 @@
 """What a round costs, where it goes, and how near that is to what the machine can do.
 
-Measures in turns, with one run on each core, (the single rounds of 2. and 3. five times as often as whole sweeps)
+Measures in turns, on one core, (the single rounds of 2. and 3. five times as often as whole sweeps)
   1. the speed of a large matrix product, which sets the limit: 4 x 50176 operations for a training sample (the first
      layer needs no gradient of its input) and 2 x 50176 for a test sample, of which each round takes all 10,000;
   2. the parts of a round of Alg. 3 under FC, in the middle of a run; bookkeeping is what is left of the whole round,
      and so small that noise may make it negative;
   3. rounds of n of 20 devices: training and testing alone, and all of Alg. 3;
-  4. whole sweeps of 1, 5 and 20 seeds.
+  4. whole sweeps of 1, 5 and 20 seeds, on all cores.
 
     python experiments/benchmarks/engine.py      # about 5 minutes
 """
 
 import dataclasses
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +23,7 @@ import report
 from jax import lax
 
 import fcjax
-from fcjax import devices, keys, learning, programs, rounds
+from fcjax import executor, keys, learning, rounds
 from fcjax.simulate import advance, begin
 
 NUM_DEVICES = 20
@@ -32,12 +31,13 @@ NUMBERS = (1, 3, 6, 12, 20)
 SEEDS = (1, 5, 20)
 WEIGHTS = 784 * 64  # of the first layer; the second has a hundredth
 ROUNDS = 16  # in a program
-CORES = devices.num_cores()
+CORES = executor.num_cores()
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = report.parser(__doc__)
     args = parser.parse_args(argv)
+    executor.use_one_thread()
     print(report.machine())
     experiment = jax.tree.map(np.asarray, fcjax.presets.shi2020("mnist", distribution="l1"))
     samples = dataclasses.replace(experiment.training, num_samples=np.asarray(experiment.data.sizes, np.float32))
@@ -52,9 +52,7 @@ def main(argv: list[str] | None = None) -> None:
         for part, seconds in split(figures).items()
     ]
     scheduled = float(np.sum(later.records.scheduled)) / ROUNDS
-    title = (
-        f"A round of FC, {scheduled:.1f} of {NUM_DEVICES} devices scheduled, {CORES} runs at a time: ms for each round"
-    )
+    title = f"A round of FC, {scheduled:.1f} of {NUM_DEVICES} devices scheduled, on one core: ms for each round"
     table = report.tell("engine_parts", title, part_rows, args.out)
 
     cases = peak | {"testing": parts["testing"]}
@@ -62,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
         cases[f"training and testing, n = {n}"] = later.training(n, estimate_on=None, test=True)
         cases[f"Alg. 3, n = {n}"] = later.rounds_of(n)
     figures = report.in_turns(cases, 5 * args.repetitions)
-    print(f"\npeak of matrix products, {CORES} cores: {figures['peak']:.0f} GFLOP/s")
+    print(f"\npeak of matrix products on one core: {figures['peak']:.0f} GFLOP/s")
     round_rows = []
     for n in NUMBERS:
         limit = 1e9 * figures["peak"] / operations(n)
@@ -79,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
     figures = report.in_turns({"peak": peak["peak"]} | sweeps, args.repetitions)
     sweep_rows = [
         {"n": n, "seeds": seeds, "rounds/s": figures[f"n = {n}, {seeds} seeds"]}
-        | {"% of limit": 100 * figures[f"n = {n}, {seeds} seeds"] * operations(n) / figures["peak"] / 1e9}
+        | {"% of limit": 100 * figures[f"n = {n}, {seeds} seeds"] * operations(n) / figures["peak"] / 1e9 / CORES}
         for n in NUMBERS
         for seeds in SEEDS
     ]
@@ -92,33 +90,24 @@ def operations(n: int) -> float:
     return (n * 5 * 128 * 4 + 10_000 * 2) * WEIGHTS
 
 
-def on_all_cores(step: Callable, carry: Any, shared: Any, num_rounds: int = ROUNDS) -> Callable[[], float]:
-    """Measures step(carry, index, shared) -> carry, kept: the time divided by all rounds that all cores have done."""
-    cores = devices.for_programs(CORES)
+def on_one_core(step: Callable, carry: Any, shared: Any, num_rounds: int = ROUNDS) -> Callable[[], float]:
+    """Measures step(carry, index, shared) -> carry, kept: the time of a round."""
     program = jax.jit(lambda carry, shared: lax.scan(lambda c, i: step(c, i, shared), carry, jnp.arange(num_rounds)))
-    inputs = {core: jax.device_put((carry, shared), core) for core in cores}
-    compiled = programs.compile_for(cores, lambda core: program.lower(*inputs[core]))
-
-    def work(core):
-        jax.block_until_ready(compiled[core](*inputs[core]))
+    carry, shared = jax.device_put((carry, shared))
 
     def measure() -> float:
-        threads = [threading.Thread(target=work, args=(core,)) for core in cores]
         start = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return (time.perf_counter() - start) / num_rounds / len(cores)
+        jax.block_until_ready(program(carry, shared))
+        return (time.perf_counter() - start) / num_rounds
 
     measure()
     return measure
 
 
 def matrix_product(size: int = 1024) -> Callable[[], float]:
-    """GFLOP/s of all cores together."""
+    """GFLOP/s."""
     ones = np.full((size, size), 1e-3, np.float32)
-    measure = on_all_cores(lambda b, _, a: (a @ b, None), ones, ones)
+    measure = on_one_core(lambda b, _, a: (a @ b, None), ones, ones)
     return lambda: 2 * size**3 / measure() / 1e9
 
 
@@ -162,12 +151,12 @@ class Later:
             return state, record
 
         return {
-            "observation": on_all_cores(observe, np.zeros(()), self.experiment),
-            "scheduling and allocation": on_all_cores(schedule, self.state.policy, (self.experiment, self.state, seen)),
+            "observation": on_one_core(observe, np.zeros(()), self.experiment),
+            "scheduling and allocation": on_one_core(schedule, self.state.policy, (self.experiment, self.state, seen)),
             "training": self.training(None, estimate_on=None),
             "training with estimation": self.training(None, estimate_on="batch"),
-            "testing": on_all_cores(test, self.state.params, self.experiment),
-            "whole round": on_all_cores(everything, self.state, self.experiment),
+            "testing": on_one_core(test, self.state.params, self.experiment),
+            "whole round": on_one_core(everything, self.state, self.experiment),
         }
 
     def training(self, n: int | None, estimate_on: Any, test: bool = False) -> Callable[[], float]:
@@ -193,14 +182,14 @@ class Later:
             )
             return trained.params, (trained.loss, trained.estimates, score)
 
-        return on_all_cores(step, self.state.params, (self.experiment, masks))
+        return on_one_core(step, self.state.params, (self.experiment, masks))
 
     def rounds_of(self, n: int) -> Callable[[], float]:
         """Rounds of Alg. 3 in which n devices are scheduled."""
         policy = fcjax.policies.fixed(n)
         state = dataclasses.replace(self.state, policy=np.asarray(policy.init(self.experiment.cell)))
         step = lambda state, _, experiment: advance(self.key, state, experiment, policy.select, 10**6, 1)  # noqa: E731
-        return on_all_cores(step, state, endless(self.experiment))
+        return on_one_core(step, state, endless(self.experiment))
 
 
 def endless(experiment: fcjax.Experiment) -> fcjax.Experiment:
@@ -238,7 +227,7 @@ def draw(parts, rows, out) -> None:
     shown = parts[parts.part != "whole round"]
     left.barh(shown.part, shown.ms)
     left.invert_yaxis()
-    left.set_xlabel(f"ms of a round, {CORES} cores")
+    left.set_xlabel("ms of a round, one core")
     numbers = [row["n"] for row in rows]
     for name, style in (("limit (rounds/s)", "k--"), ("training and testing", "o-"), ("all of Alg. 3", "s-")):
         right.plot(numbers, [row[name] for row in rows], style, label=name.removesuffix(" (rounds/s)"))

@@ -6,6 +6,7 @@ the original files, supplied by hand, from the publisher or from a verified mirr
 decoded copy of either is kept in the cache, so that the next load is fast.
 """
 
+import functools
 import os
 import re
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fcjax.data import known, partition, prepared, store, synthetic
-from fcjax.data.dataset import Dataset
+from fcjax.data.dataset import LOADED, Dataset
 from fcjax.data.fetch import AlteredError, SourceError, verify
 
 __all__ = ["DataError", "Dataset", "load", "partition", "synthetic"]
@@ -45,14 +46,14 @@ def load(name: str, cache_dir: str | os.PathLike | None = None) -> Dataset:
     decoded = cache / "decoded" / name
     found = store.open_saved(decoded)
     if found is not None and found[1]["origin"] == origin:
-        return _dataset(name, *found)
+        return _dataset(name, *found, cache_dir)
     splits, about = _obtain(name, own, cache)
     arrays = {
         f"{split}_{part}": array
         for split, (images, labels) in splits.items()
         for part, array in (("x", images), ("y", labels.astype(np.int32)))
     }
-    dataset = _dataset(name, arrays, about)
+    dataset = _dataset(name, arrays, about, cache_dir)
     try:
         store.save(decoded, arrays, {**about, "origin": origin})
     except OSError as error:
@@ -60,9 +61,17 @@ def load(name: str, cache_dir: str | os.PathLike | None = None) -> Dataset:
     return dataset
 
 
-def _dataset(name: str, arrays: dict[str, np.ndarray], about: dict) -> Dataset:
+@functools.lru_cache(maxsize=2)
+def _load_once(name: str, cache_dir: str | None) -> Dataset:
+    """For workers, whose runs share one copy."""
+    return load(name, cache_dir)
+
+
+def _dataset(name: str, arrays: dict[str, np.ndarray], about: dict, cache_dir: str | os.PathLike | None) -> Dataset:
     label_names = tuple(about["label_names"])
-    return Dataset(name=name, **arrays, label_names=label_names, source=about["source"], sha256=about["files"])
+    made = Dataset(name=name, **arrays, label_names=label_names, source=about["source"], sha256=about["files"])
+    LOADED[made] = _load_once, (name, None if cache_dir is None else os.fspath(cache_dir))
+    return made
 
 
 def _obtain(name: str, own: Path | None, cache: Path) -> tuple[known.Splits, dict]:

@@ -1,7 +1,9 @@
 """What all sources of data give."""
 
 import dataclasses
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,10 @@ class Dataset:
     source: str  # where it came from
     sha256: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the original files that were verified
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """One that can be loaded is sent to other processes by its name."""
+        return LOADED.get(self) or super().__reduce_ex__(protocol)
+
     def __post_init__(self):
         for split, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             if len(x) != len(y):
@@ -31,3 +37,7 @@ class Dataset:
     @property
     def num_labels(self) -> int:
         return len(self.label_names)
+
+
+# How data sets that were loaded can be loaded again, as a function and its arguments.
+LOADED: weakref.WeakKeyDictionary[Dataset, tuple[Callable[..., Dataset], tuple]] = weakref.WeakKeyDictionary()

@@ -1,8 +1,8 @@
-"""Kills a sweep at random moments, lets it go on, and checks that nothing is lost, changed or done twice.
+"""Kills a sweep at random moments, resumes it, and checks that nothing is lost, changed or done twice.
 
 A sweep is done once without a disturbance. Then, again and again, in a folder of its own: it is started, killed by
 SIGKILL at a moment drawn from its whole duration, and started again to its end. Its results must be the same to the
-last byte, and runs that were there when it was killed must not have been touched since.
+last byte, and runs that had finished when it was killed must not have been touched since.
 """
 
 import argparse
@@ -17,14 +17,14 @@ from pathlib import Path
 
 import xarray as xr
 
-SCRIPT = Path(__file__).parent / "sweep.py"
+SCRIPT = Path(__file__).parents[1] / "sweep.py"
 OPTIONS = ["--policy", "fc", "rd", "--distribution", "l1", "iid", "--seeds", "5", "--budget", "20"]
 
 
 def main() -> int:
     p = argparse.ArgumentParser(
         description=__doc__,
-        epilog="example:\n  python experiments/kill_and_resume.py --kills 20",
+        epilog="example:\n  python experiments/robustness/kill_and_resume.py --kills 20",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("--kills", type=int, default=20, metavar="N", help="how often (default: 20)")
