@@ -68,6 +68,7 @@ def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(tmp_path, monkeyp
     assert_equal(again, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 def test_what_was_kept_is_readable_by_anyone(tmp_path):
     (job,) = jobs("fc", seeds=1)
@@ -124,6 +125,7 @@ def test_what_a_killed_process_left_is_removed_in_time(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"a.npz", ".docker-registry.json", new.name}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("number", [1, 3])
 def test_runs_that_call_back_into_python_are_not_kept(number, tmp_path):
@@ -141,6 +143,7 @@ def test_runs_that_call_back_into_python_are_not_kept(number, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_resuming_has_the_same_bits_where_local_data_are_summed_over(tmp_path):
     """Alone, a run has not the room that it had beside runs with more samples on a device."""
     # A model of its own, whose programs no test has compiled without optimisations: here the last bit counts.
@@ -161,6 +164,7 @@ def _select_two(key, state, context):
     return state, fcjax.allocate(jnp.arange(tiny.NUM_DEVICES) < 2, context.observation, context.cell)
 
 
+@pytest.mark.slow
 def test_whatever_changes_a_run_changes_its_fingerprint():
     other_images = data.synthetic.classification(900, 200, num_features=8, num_labels=4, spread=0.6, seed=2)
     variants = [
@@ -220,6 +224,7 @@ def test_precision_changes_it(x64):
         assert fingerprint(job) != double
 
 
+@pytest.mark.slow
 def test_another_process_has_the_same():
     script = "import test_archive as t; print(*(t.fingerprint(job) for job in t.jobs(['fc', 'as-l'], seeds=1)))"
     told = subprocess.check_output([sys.executable, "-c", script], cwd="tests", text=True)  # with hashes of its own
@@ -279,6 +284,7 @@ def test_whatever_bit_is_flipped_is_noticed_or_does_not_matter(tmp_path):
     assert noticed > 100
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 def test_a_file_in_the_place_of_another_is_noticed(tmp_path):
     whole = run_all(jobs("pf"), keep=tmp_path)

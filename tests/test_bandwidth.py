@@ -228,6 +228,7 @@ def _allocate(scheduled, world):
     return fcjax.allocate(scheduled, observation, fcjax.Cell(power_w=world["power_w"], **worlds.RADIO))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("radius_m", [300, 3000])
 def test_derivatives_in_every_leaf(radius_m, x64):
@@ -286,6 +287,7 @@ def test_fastest_sets_with_devices_that_never_finish(dtype):
     np.testing.assert_array_equal(scheduled[3], np.arange(7) % 3 != 0)
 
 
+@pytest.mark.slow
 def test_fastest_sets_is_no_slower_than_any_tried_set(dtype):
     observation, cell = worlds.build(worlds.draw(np.random.default_rng(11), 150), dtype)
     round_s, scheduled = jax.jit(fcjax.fastest_sets)(observation, cell)
@@ -300,6 +302,7 @@ def test_fastest_sets_is_no_slower_than_any_tried_set(dtype):
     assert np.all(allocate(swapped, observation, cell).round_s >= np.asarray(round_s) * (1 - 1e-6))
 
 
+@pytest.mark.slow
 def test_fastest_sets_round_times_have_the_gradients_of_their_sets(x64):
     observation, cell = worlds.build(worlds.draw(np.random.default_rng(6), 4), np.float64)
     _, scheduled = fcjax.fastest_sets(observation, cell)

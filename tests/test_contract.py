@@ -43,6 +43,7 @@ def test_built_in_policies(name):
     fcjax.check_policy(policies.by_name(name), cell, name=name)
 
 
+@pytest.mark.slow
 def test_unequal_devices():
     spread = np.geomspace(0.5, 2, 20).astype(np.float32)
     cell = fcjax.Cell(20e6, 10**-20.4, 0.01 * spread, 1.6e6 * spread, sample_floor_s=5e-4 / spread)
@@ -139,6 +140,7 @@ def test_functions_that_fail():
         fcjax.check_policy(good._replace(select=Unhashable()), CELL)
 
 
+@pytest.mark.slow
 def test_as_many_rounds_as_devices():
     """Time, (num_rounds,), is not taken for something of the devices."""
 
@@ -152,6 +154,7 @@ def test_as_many_rounds_as_devices():
     fcjax.check_policy(fcjax.Policy(lambda cell: (), select), CELL, num_rounds=20)
 
 
+@pytest.mark.slow
 def test_one_device():
     cell = tiny.experiment(num_devices=1, distribution="iid").cell
     for name in ("fc", "cs-l"):

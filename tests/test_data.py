@@ -281,6 +281,7 @@ def _fill(folder, value, barrier):
         store.save(folder, {"x": np.full(1000, value)}, {"by": value})
 
 
+@pytest.mark.slow
 def test_two_processes_may_fill_the_cache_at_once(tmp_path):
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(2)

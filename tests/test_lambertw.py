@@ -28,6 +28,7 @@ def domain(branch, dtype, num=2600):
     return z[(z > branch_point) & (z <= (np.inf if branch == 0 else 0)) & (z != 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("branch", [0, -1])
 def test_value_and_derivatives_against_mpmath(branch, dtype):
     z = domain(branch, dtype, num=3500)

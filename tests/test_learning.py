@@ -177,6 +177,7 @@ def test_estimates_of_linear_regression_have_closed_forms(x64):
     np.testing.assert_allclose(result.estimates.delta, delta, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_estimates_on_the_whole_local_data(x64):
     data, training, model, params, start = setting(np.float64)
     everybody, device_keys = np.ones(NUM_DEVICES, bool), keys.per_device(jax.random.key(3), NUM_DEVICES)
@@ -199,6 +200,7 @@ def test_estimates_on_the_whole_local_data(x64):
     np.testing.assert_allclose(whole.estimates.rho[2], abs(losses[2] - new_loss) / moved, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "estimate_on"), [(None, "batch"), (4, "batch"), (None, "local"), (1, "local")])
 def test_divergence_of_gradients(width, estimate_on, x64):
     """With "gradient", delta_i is how far the gradient of F_i at w_{k-1} is from the mean of the scheduled devices'."""

@@ -24,6 +24,7 @@ def collect(jobs, out, traced=lambda job: False, fresh=True):
     return ledger.collect(jobs, out, "mnist", traced=traced, fresh=fresh)
 
 
+@pytest.mark.slow
 def test_a_run_in_brief_says_what_the_whole_run_says(jobs, tmp_path):
     whole = run_all(jobs)
     rows = collect(jobs, tmp_path, traced=lambda job: job.labels["policy"] == "fc")
@@ -42,6 +43,7 @@ def test_a_run_in_brief_says_what_the_whole_run_says(jobs, tmp_path):
         np.testing.assert_allclose(rows.rho.values[number, :rounds], whole.rho.values[number, :rounds].mean(1), 1e-5)
 
 
+@pytest.mark.slow
 def test_what_the_ledger_has_is_not_run_again(jobs, tmp_path, monkeypatch):
     first = collect(jobs[:3], tmp_path)
     assert first.kept == 0
@@ -65,6 +67,7 @@ def test_what_the_ledger_has_is_not_run_again(jobs, tmp_path, monkeypatch):
     assert sorted(ledger.load(tmp_path / "runs_mnist.nc").traced.values) == [False, False, True, True]
 
 
+@pytest.mark.slow
 def test_the_committed_ledger_is_used_unless_told_otherwise(jobs, tmp_path, monkeypatch):
     monkeypatch.setattr(ledger, "COMMITTED", tmp_path / "committed")
     collect(jobs[:2], tmp_path / "committed")

@@ -4,6 +4,7 @@ import functools
 
 import noise
 import numpy as np
+import pytest
 from scipy import stats
 
 
@@ -26,6 +27,7 @@ def by_chance():
     return [(noise.by_cell(*pair), noise.whole(*pair)) for pair in draw_tables(300)]
 
 
+@pytest.mark.slow
 def test_p_values_are_uniform_where_nothing_differs():
     tables = by_chance()
     for name in ("p", "bias_p"):

@@ -90,6 +90,7 @@ def test_fixed_follows_the_greedy_order(x64):
         assert set(np.flatnonzero(decision.scheduled)) == oracles.greedy_schedule(world, stop_at=n)
 
 
+@pytest.mark.slow
 def test_no_round_fits_the_budget(x64):
     """The objective is inf for every set, and Alg. 2 goes on as long as it does not grow."""
     drawn = draw_context(np.random.default_rng(5), 6)
@@ -99,6 +100,7 @@ def test_no_round_fits_the_budget(x64):
     assert decide(policies.exact(), build_context(drawn, np.float64, budget_s=1e-3)).scheduled.sum() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phi", [1e-30, 1e-20, 1e-12])
 def test_a_tiny_phi_does_not_overflow(phi):
     """With almost no progress in a round, as many rounds as possible are best: one device."""
@@ -187,6 +189,7 @@ def test_random_is_uniform_over_sets():
     assert ((counts - 500) ** 2 / 500).sum() < 27.9  # chi-squared with 9 degrees of freedom, 1 in 1000
 
 
+@pytest.mark.slow
 def test_parameters_are_data():
     """Policies of one factory share a program, and vmap sweeps what they are made with."""
     drawn = draw_context(np.random.default_rng(12), 8)

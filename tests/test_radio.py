@@ -79,6 +79,7 @@ def test_every_leaf_of_the_channel_has_a_finite_gradient():
     assert gradient.reference_gain > 0
 
 
+@pytest.mark.slow
 def test_efficiency_against_mpmath(dtype):
     rng = np.random.default_rng(0)
     gamma = np.concatenate([10 ** rng.uniform(-12, 0, 2000), 1 - 10 ** rng.uniform(-5, 0, 2000), [1e-12, 1 - 1e-5]])

@@ -47,6 +47,7 @@ def clouds(name):
     return dataclasses.replace(made, name=name)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 def test_a_study_from_the_command_line(monkeypatch, tmp_path, capsys):
     study = figure3.STUDY
@@ -68,6 +69,7 @@ def test_a_study_from_the_command_line(monkeypatch, tmp_path, capsys):
     plt.close("all")
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_it_ends_with_the_same_file(start, tmp_path):
     """With SIGKILL, which nothing can prepare for."""
 
@@ -371,6 +373,7 @@ def test_hypotheses_are_judged_by_their_predictions():
     assert f"8 hypotheses at 3 seeds. Nearer to the published cells beyond noise: {better.name}." in shown
 
 
+@pytest.mark.slow
 def test_client_selection_of_the_hypotheses_against_loops():
     """Orders and shares of both variants of CS, device by device in plain Python."""
     cell = fcjax.presets.shi2020(clouds("mnist")).cell
@@ -424,6 +427,7 @@ def dataset_of(study):
     return "cifar10" if study is dealing.STUDY else "mnist"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_the_page_holds_what_the_studies_told(tmp_path, capsys):
     """All studies, drawn and told from runs that were made up."""

@@ -29,6 +29,7 @@ def cheapest_set(which, upload):
     return sets.cheapest_set(lambda n, round_s: lax.switch(which, list(COSTS.values()), n, round_s), upload)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [1, 40])
 def test_the_cheapest_set_is_the_cheapest_of_all_sizes(num_devices, x64):
     for which, cost in enumerate(COSTS.values()):

@@ -112,6 +112,7 @@ def test_history_keeps_its_promises():
     np.testing.assert_array_equal(h.tilde_accuracy, np.asarray(best, np.float32))
 
 
+@pytest.mark.slow
 def test_policies_meet_the_same_channels_and_batches():
     runs = [
         fcjax.simulate(jax.random.key(5), policy, tiny.experiment())
@@ -156,6 +157,7 @@ def test_observation_errors_have_the_papers_distribution():
     assert (rounds.misjudge(jax.random.key(0), truth, 5.0).compute_s >= 0).all()
 
 
+@pytest.mark.slow
 def test_unequal_devices():
     """Powers, speeds and data sizes of their own: the weak and slow device makes rounds longer."""
     experiment = tiny.experiment(distribution="dir0.5", budget_s=20.0)
@@ -176,6 +178,7 @@ def test_unequal_devices():
     np.testing.assert_allclose(run.history.loss[: len(expected)], [e["loss"] for e in expected], rtol=2e-4)
 
 
+@pytest.mark.slow
 def test_vmap_over_twenty_keys():
     experiment, policy = tiny.experiment(), policies.fast_converge()
     run_keys = jax.vmap(jax.random.key)(jnp.arange(20))
@@ -187,6 +190,7 @@ def test_vmap_over_twenty_keys():
             np.testing.assert_array_equal(one[seed], other)
 
 
+@pytest.mark.slow
 def test_vmap_over_leaves_of_the_experiment_and_of_policies():
     experiment = tiny.experiment()
 
@@ -229,6 +233,7 @@ def test_a_run_costs_one_trace():
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 def test_max_rounds_and_room_for_the_history():
     experiment = tiny.experiment()
     run = fcjax.simulate(jax.random.key(0), policies.everybody(), experiment, max_rounds=3)
@@ -276,6 +281,7 @@ def wild():
     return tiny.experiment(training=dataclasses.replace(tiny.experiment().training, learning_rate=1e25))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("experiment", "num_rounds"), [(steep(), 3), (wild(), 0)])
 def test_a_run_that_diverges_ends_with_the_last_model_that_was_one(experiment, num_rounds):
     run = fcjax.simulate(jax.random.key(0), policies.everybody(), experiment)
@@ -346,6 +352,7 @@ def test_centralised_training_has_all_data_and_no_uploads():
     assert float(shortest_round_s(experiment)) == pytest.approx(48 * 5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [np.int64(2**32 + 100_000), 2**32 + 100_000])
 def test_integers_beyond_32_bits_are_not_wrapped(bits):
     """An upload takes thousands of seconds, not one."""

@@ -43,6 +43,7 @@ def assert_same_bits(one, history, num_rounds):
         np.testing.assert_array_equal(one[field.name].values[:num_rounds], values, err_msg=field.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), [("fc", 3), ("cs-h", 1)])
 def test_a_run_alone_and_in_a_sweep_of_twenty_has_the_same_bits(name, seed, twenty):
     assert twenty.sizes["run"] == 20
@@ -131,6 +132,7 @@ def test_a_workers_error_reaches_the_caller(monkeypatch):
         fcjax.sweep(POLICIES, seeds=4, **SETTINGS)
 
 
+@pytest.mark.slow
 def test_integers_beside_fractions():
     """Budgets and parameters of policies are numbers, whatever type the first of them has."""
     together = fcjax.sweep(
@@ -143,12 +145,14 @@ def test_integers_beside_fractions():
     assert together.rounds.values[2] > together.rounds.values[0]
 
 
+@pytest.mark.slow
 def test_double_precision_reaches_the_workers():
     with jax.enable_x64(True):
         results_ = fcjax.sweep({"a": policies.everybody()}, **SETTINGS | {"budget_s": 2.0, "seeds": 1})
     assert results_.elapsed_s.dtype == np.float64
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 def test_settings_of_the_callers_thread_reach_the_workers():
     settings = {**SETTINGS, "preset": ROUGH, "seeds": 1}
@@ -174,6 +178,7 @@ def remembering(*lengths):
     return fcjax.Policy(lambda cell: room, select_last)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 def test_policies_that_share_a_function_may_remember_differently():
     named = {"one": remembering(1), "three": remembering(3), "twice": remembering(1, 2)}
@@ -195,6 +200,7 @@ def unstable(loaded, *, seed, **settings):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("side_by_side", [1, 4])
 def test_a_run_that_diverges_is_marked_and_leaves_the_others_alone(side_by_side):
@@ -211,6 +217,7 @@ def test_a_run_that_diverges_is_marked_and_leaves_the_others_alone(side_by_side)
     assert list(rows.diverged_round) == list(swept.diverged_round.values)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 def test_a_file_of_results_is_what_memory_would_hold(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["fcjax.sweep"], "_AT_HAND", 2)  # runs in a piece of the file
@@ -250,6 +257,7 @@ def test_what_results_cannot_be_kept_with_is_named(changes, message, tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 def test_what_jax_takes_for_a_fault_is_none():
     """Rounds that do not take place are filled with NaN."""
@@ -258,6 +266,7 @@ def test_what_jax_takes_for_a_fault_is_none():
     assert swept.stop.values == ["budget"]
 
 
+@pytest.mark.slow
 def test_runs_side_by_side(tmp_path):
     """They are the same whatever their number and that of workers, and but for the last bits those alone."""
     keep = {"side_by_side": 4, "keep": tmp_path}
@@ -286,6 +295,7 @@ def test_bad_numbers_of_workers_are_named(changes, message):
         fcjax.sweep(**SETTINGS, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(("fitting", "sizes"), [(4, [4]), (1, [4, 1])])
 def test_runs_side_by_side_are_no_more_than_there_is_memory_for(fitting, sizes, monkeypatch, tmp_path):

@@ -167,6 +167,7 @@ def test_one_command_at_a_time(script, tmp_path, capsys):
     assert script.main(arguments) == 0
 
 
+@pytest.mark.slow
 def test_a_full_disk_while_plotting(script, tmp_path, capsys, monkeypatch):
     write = results.write_whole
 
@@ -204,6 +205,7 @@ def test_help_has_examples(script, capsys):
     assert "python experiments/sweep.py --phi 0.05" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_runs_of_a_policy_that_has_changed_are_done_again(script, tmp_path, capsys):
     code = "import fcjax\ndef mine():\n    return fcjax.policies.fixed(2)\n"
     Path("my_policies.py").write_text(code)
@@ -216,6 +218,7 @@ def test_runs_of_a_policy_that_has_changed_are_done_again(script, tmp_path, caps
     assert (tmp_path / "here" / "summary.csv").read_text() != first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "message"),
     [
