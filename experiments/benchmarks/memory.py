@@ -1,8 +1,9 @@
 """Peak memory of a process against the number of seeds and of devices.
 
 Each row is a process of its own that does one sweep (or one `jax.vmap` of `simulate`) of FC on MNIST, 5 simulated
-seconds long, and tells the most memory that it ever held. All seeds share one copy of the images. The rows "file" are
-by `experiments/sweep.py`, 20 simulated seconds long: kept on disk, put together into a file of results, told and drawn.
+seconds long, and reports the most memory that it ever held, and that the largest of its workers did. All seeds share
+one copy of the images. The rows "file" are by `experiments/sweep.py`, 20 simulated seconds long: kept on disk, put
+together into a file of results, printed and drawn.
 
     python experiments/benchmarks/memory.py      # about 15 minutes
 """
@@ -88,8 +89,11 @@ def measure(how: str, seeds: int, num_devices: int) -> dict[str, float]:
         policy = fcjax.policies.fast_converge(0.05)
         run = jax.vmap(lambda key: fcjax.simulate(key, policy, experiment))
         jax.block_until_ready(run(jax.random.split(jax.random.key(0), seeds)))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, on macOS bytes
-    return {"peak GB": peak * (1 if sys.platform == "darwin" else 1024) / 1e9, "s": time.monotonic() - start}
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    here, worker = (
+        resource.getrusage(who).ru_maxrss * unit / 1e9 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    return {"peak GB": here, "largest worker GB": worker, "s": time.monotonic() - start}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,66 @@
+"""How long the same commands take with two revisions of fcjax, in turns, as ratios.
+
+Each revision is a checkout with an environment of its own in .venv. The main command runs cold, with an empty folder
+for compiled programs, then warm; a longer sweep runs warm. The data set is in the cache already. What disturbs one
+revision disturbs the other: each repetition gives a ratio of its own.
+
+    python experiments/benchmarks/revisions.py ../old .      # about 10 minutes
+"""
+
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import report
+
+MAIN = ["--phi", "0.05"]
+LONG = ["--policy", "fc", "rd", "--seeds", "20", "--budget", "20"]  # 40 runs
+# In this order: what has run has also compiled for the next. The one without a name is not measured.
+JOBS = (
+    ("main command, cold", MAIN),
+    ("main command, warm", MAIN),
+    ("", [*LONG, "--seed", "20"]),
+    ("40 runs of 20 s", LONG),
+)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = report.parser(__doc__)
+    parser.add_argument("old", type=Path, help="checkout that is compared with")
+    parser.add_argument("new", type=Path, help="checkout that is compared")
+    args = parser.parse_args(argv)
+    args.old, args.new = args.old.resolve(), args.new.resolve()
+    print(report.machine())
+    seconds: dict[str, list[list[float]]] = {job: [] for job, _ in JOBS if job}
+    for repetition in range(args.repetitions):
+        with tempfile.TemporaryDirectory() as folder:
+            for job, options in JOBS:
+                pair = [measure(checkout, options, Path(folder, checkout.name)) for checkout in (args.old, args.new)]
+                if job:
+                    seconds[job].append(pair)
+                    took = f"{pair[0]:.1f} s, {pair[1]:.1f} s"
+                    print(f"{repetition + 1} of {args.repetitions}, {job}: {took}", flush=True)
+    rows = []
+    for job, pairs in seconds.items():
+        ratios = np.array(pairs)[:, 1] / np.array(pairs)[:, 0]
+        old, new = np.median(pairs, axis=0)
+        rows.append({"job": job, "old (s)": old, "new (s)": new, "new / old": np.median(ratios)})
+        rows[-1] |= {"least": ratios.min(), "most": ratios.max()}
+    report.tell("revisions", "Medians, and ratios of the same repetition", rows, args.out)
+
+
+def measure(checkout: Path, options: list[str], programs: Path) -> float:
+    """How long a sweep takes, as a user starts it."""
+    with tempfile.TemporaryDirectory() as out:
+        command = [checkout / ".venv/bin/python", checkout / "experiments/sweep.py", *options, "--out", out]
+        before = time.monotonic()
+        environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(programs)}
+        subprocess.run(command, check=True, capture_output=True, env=environment, cwd=checkout)
+        return time.monotonic() - before
+
+
+if __name__ == "__main__":
+    main()
