@@ -18,10 +18,10 @@ import pandas as pd
 import xarray as xr
 
 from fcjax import results
+from fcjax._sweep import run_all
 from fcjax.archive import Fingerprints
 from fcjax.executor import workers_for
 from fcjax.jobs import Job
-from fcjax.sweep import run_all
 
 COMMITTED = Path(__file__).parent / "results" / "paper"
 CURVES = ("accuracy", "elapsed_s")  # (run, round)

@@ -88,10 +88,10 @@ def main(argv: list[str] | None = None) -> int:
         with contextlib.ExitStack() as stack:
             claim = stack.enter_context(claimed(args))
             import fcjax  # after --help and the cheapest errors: it takes seconds
+            from fcjax._sweep import run_all
             from fcjax.executor import workers_for
             from fcjax.planning import most_runs, plan
             from fcjax.results import remove_abandoned
-            from fcjax.sweep import run_all
 
             remove_abandoned(args.out)
             fcjax.programs.keep_on_disk()

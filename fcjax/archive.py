@@ -26,7 +26,7 @@ import numpy as np
 
 from fcjax import results, settings
 from fcjax.experiment import Experiment
-from fcjax.jobs import Job
+from fcjax.jobs import Finished, Job
 from fcjax.leaves import as_numbers
 from fcjax.rounds import Record, Stop
 from fcjax.simulate import advance, begin
@@ -55,7 +55,7 @@ class Archive:
                 raise ValueError(f"policy {name!r} calls back into Python: one process has to do its runs alone")
         return hashlib.sha256(" ".join(getattr(self._path(job), "name", "") for job in jobs).encode()).hexdigest()[:16]
 
-    def load(self, job: Job) -> results.Finished | None:
+    def load(self, job: Job) -> Finished | None:
         """The run that has been kept, if it has."""
         path = self._path(job)
         if path is None or not path.is_file():
@@ -68,12 +68,12 @@ class Archive:
                 if len({len(array) for array in jax.tree.leaves(history)}) > 1:
                     raise ValueError("its histories are not of one length")
                 start_accuracy, start_loss = arrays["start"].tolist()
-                return results.Finished(job.labels, history, start_accuracy, start_loss, Stop(int(arrays["stop"])))
+                return Finished(job.labels, history, start_accuracy, start_loss, Stop(int(arrays["stop"])))
         except Exception as error:  # whatever damage makes of a file
             warnings.warn(f"{path} cannot be read, its run is done again: {error}", stacklevel=2)
             return None
 
-    def save(self, job: Job, run: results.Finished) -> bool:
+    def save(self, job: Job, run: Finished) -> bool:
         """Keeps a run, whole or not at all; False if it is one that cannot be kept."""
         path = self._path(job)
         if path is None:

@@ -20,9 +20,9 @@ import numpy as np
 from jax import lax
 from jax.stages import Compiled
 
-from fcjax import checks, leaves, programs, results, settings
+from fcjax import checks, jobs, leaves, programs, settings
 from fcjax.experiment import most_rounds
-from fcjax.jobs import Group, Template
+from fcjax.jobs import Finished, Group, Template
 from fcjax.rounds import Record, State, Stop, as_decision
 from fcjax.simulate import advance, begin
 from fcjax.types import pytree
@@ -69,7 +69,7 @@ class Program:
 
     def run(
         self, indices: Sequence[int], report: Callable[[int, float], None] = lambda index, part: None
-    ) -> Iterator[tuple[int, results.Finished]]:
+    ) -> Iterator[tuple[int, Finished]]:
         """Does runs of the group, given by their numbers, and yields each when it has finished, in any order.
 
         Args:
@@ -137,7 +137,7 @@ class Program:
 
     def _work(
         self, device: jax.Device, waiting: queue.SimpleQueue, most: int, report: Callable[[int, float], None]
-    ) -> Iterator[tuple[int, results.Finished]]:
+    ) -> Iterator[tuple[int, Finished]]:
         """Puts one run after another through the slots of a device."""
         inside = [_next(waiting) if slot < most else None for slot in range(self._num_slots)]
         records: dict[int | None, list] = {index: [] for index in inside}
@@ -165,7 +165,7 @@ class Program:
                     put = functools.partial(_with_slot, slot)
                     changed = jax.tree.map(put, (slots, states), self._begin(following))
                     slots, states = jax.device_put(changed, device)
-                yield index, results.finish(labels, records.pop(index), ended)
+                yield index, jobs.finish(labels, records.pop(index), ended)
 
     def _begin(self, index: int) -> tuple[_Slot, State]:
         """A run before its first round, as arrays of the host."""

@@ -26,9 +26,9 @@ import cloudpickle
 import jax
 import jaxlib
 
-from fcjax import checks, programs, results, settings
+from fcjax import checks, programs, settings
 from fcjax.engine import Program, is_accelerated
-from fcjax.jobs import Group, Job, groups
+from fcjax.jobs import Finished, Group, Job, groups
 from fcjax.progress import Progress
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def execute(
     side_by_side: int = 1,
     may_reduce: bool = True,
     progress: bool = False,
-) -> Iterator[tuple[Job, results.Finished]]:
+) -> Iterator[tuple[Job, Finished]]:
     """Does the runs, and yields each when it is finished, in any order.
 
     Args:
@@ -107,7 +107,7 @@ def execute(
 
 def _here(
     batches: Sequence[Group], side_by_side: int, may_reduce: bool, clock: Clock, shown: Progress
-) -> Iterator[tuple[Job, results.Finished]]:
+) -> Iterator[tuple[Job, Finished]]:
     number = 0
     for group in batches:
         before = time.monotonic()
@@ -135,7 +135,7 @@ def _here(
 
 def _on_workers(
     client: "Client", batches: Sequence[Group], side_by_side: int, clock: Clock, shown: Progress
-) -> Iterator[tuple[Job, results.Finished]]:
+) -> Iterator[tuple[Job, Finished]]:
     check_workers(client)
     begun = time.monotonic()
     tasks: dict[str, tuple[Group, Sequence[int], Future]] = {}
@@ -211,7 +211,7 @@ def _address(client: "Client") -> str:
     return str(getattr(client.scheduler, "address", "an unknown address"))
 
 
-def _result(future: "Future", watch: _Watch) -> tuple[list[results.Finished], float]:
+def _result(future: "Future", watch: _Watch) -> tuple[list[Finished], float]:
     from distributed import CancelledError, KilledWorker
 
     try:
@@ -231,7 +231,7 @@ _lock = threading.Lock()
 
 def _do(
     token: str, blob: bytes, indices: Sequence[int], side_by_side: int, given: Mapping[str, Any], about: "_About"
-) -> tuple[list[results.Finished], float]:
+) -> tuple[list[Finished], float]:
     """The task of a worker: does runs, and returns them with the time that compiling took."""
     from distributed import get_worker
 

@@ -1,4 +1,4 @@
-"""Runs that are to be done, and which of them one program can do."""
+"""Runs that are to be done, which of them one program can do, and runs that have ended."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ import numpy as np
 
 from fcjax import leaves
 from fcjax.experiment import Experiment
+from fcjax.rounds import Record, State, Stop
 from fcjax.types import Policy
 
 
@@ -24,6 +25,24 @@ class Job:
     def experiment(self) -> Experiment:
         """Made when it is asked for: of many thousand, few are in memory."""
         return self.make()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Finished:
+    """A run that has ended."""
+
+    labels: dict[str, Any]
+    history: Record  # arrays of NumPy, as long as the run
+    start_accuracy: float
+    start_loss: float
+    stop: Stop
+
+
+def finish(labels: dict[str, Any], chunks: Sequence[Record], state: State) -> Finished:
+    """Joins the records of a run whose state is final."""
+    num_rounds = int(state.round_index)
+    history = jax.tree.map(lambda *parts: np.concatenate(parts)[:num_rounds], *chunks)
+    return Finished(labels, history, float(state.start.accuracy), float(state.start.loss), Stop(int(state.stop)))
 
 
 class Group:

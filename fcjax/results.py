@@ -29,7 +29,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from fcjax.rounds import Record, State, Stop
+from fcjax.jobs import Finished
+from fcjax.rounds import Record, Stop
 
 SETTINGS = ("dataset", "policy", "distribution", "radius_m", "phi", "seed", "devices", "budget_s")
 SUMMARY = (
@@ -76,24 +77,6 @@ _ABOUT = {  # unit and meaning
     "phi": ("1", "parameter of the policy, NaN where it has none"),
     "devices": ("1", "number of devices"),
 }
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Finished:
-    """A run that has ended."""
-
-    labels: dict[str, Any]
-    history: Record  # arrays of NumPy, as long as the run
-    start_accuracy: float
-    start_loss: float
-    stop: Stop
-
-
-def finish(labels: dict[str, Any], chunks: Sequence[Record], state: State) -> Finished:
-    """Joins the records of a run whose state is final."""
-    num_rounds = int(state.round_index)
-    history = jax.tree.map(lambda *parts: np.concatenate(parts)[:num_rounds], *chunks)
-    return Finished(labels, history, float(state.start.accuracy), float(state.start.loss), Stop(int(state.stop)))
 
 
 def to_dataset(

@@ -17,8 +17,8 @@ import xarray as xr
 
 import fcjax
 from fcjax import archive, data, executor, models, policies, results
+from fcjax._sweep import run_all
 from fcjax.planning import plan
-from fcjax.sweep import run_all
 
 SETTINGS = {
     "dataset": tiny.dataset(),

@@ -10,7 +10,7 @@ from reproduction import grid
 from test_reproduction import clouds
 
 import fcjax
-from fcjax.sweep import run_all
+from fcjax._sweep import run_all
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -14,7 +14,7 @@ import tiny
 import xarray as xr
 
 import fcjax
-from fcjax import archive, engine, models, policies, results
+from fcjax import archive, engine, jobs, models, policies, results
 from fcjax.planning import plan
 
 POLICIES = ("fc", "rd", "pf", "cs-h", "as-h")
@@ -103,14 +103,14 @@ def test_summary_is_what_the_histories_say(twenty):
 
 
 def test_ctrl_c_keeps_what_is_finished(monkeypatch, twenty, sigint):
-    finish, number = results.finish, itertools.count(1)
+    finish, number = jobs.finish, itertools.count(1)
 
     def finish_and_interrupt(*args):
         if next(number) == 2:  # whichever thread it is
             _thread.interrupt_main()
         return finish(*args)
 
-    monkeypatch.setattr(results, "finish", finish_and_interrupt)
+    monkeypatch.setattr(jobs, "finish", finish_and_interrupt)
     with pytest.warns(UserWarning, match=r"interrupted: [1-9]\d* of 20 runs have finished"):
         kept = fcjax.sweep(POLICIES, seeds=4, **SETTINGS)
     assert 1 <= kept.sizes["run"] < 20
@@ -127,7 +127,7 @@ def test_a_workers_error_reaches_the_caller(monkeypatch):
     def fail(*args):
         raise OSError("no space left")
 
-    monkeypatch.setattr(results, "finish", fail)
+    monkeypatch.setattr(jobs, "finish", fail)
     with pytest.raises(OSError, match="no space left"):
         fcjax.sweep(POLICIES, seeds=4, **SETTINGS)
 
@@ -220,7 +220,7 @@ def test_a_run_that_diverges_is_marked_and_leaves_the_others_alone(side_by_side)
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 def test_a_file_of_results_is_what_memory_would_hold(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["fcjax.sweep"], "_AT_HAND", 2)  # runs in a piece of the file
+    monkeypatch.setattr(sys.modules["fcjax._sweep"], "_AT_HAND", 2)  # runs in a piece of the file
     settings = {**SETTINGS, "preset": ROUGH, "seeds": 5, "distribution": ["l1", "dir0.5"], "num_devices": [4, 6]}
     held = fcjax.sweep(("rd", "pf"), **settings)
     read = fcjax.sweep(("rd", "pf"), **settings, keep=tmp_path / "runs", out=tmp_path / "histories.nc")

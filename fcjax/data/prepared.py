@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 from tqdm.auto import tqdm
 
 from fcjax.data.fetch import sha256
@@ -39,6 +38,7 @@ def fingerprint(folder: Path) -> str:
 def read(folder: Path) -> tuple[Splits, list[str]]:
     """All images and labels of a prepared data set, in its order, and the names of the labels."""
     import tensorflow_datasets as tfds
+    from PIL import Image
 
     builder = tfds.builder_from_directory(folder)
     features = builder.info.features
@@ -69,6 +69,7 @@ def prepare(name: str, splits: Splits, label_names: Sequence[str], folder: Path)
     The folder is the data set's own: its version comes directly below.
     """
     import tensorflow_datasets as tfds
+    from PIL import Image
     from tensorflow_datasets.core import registered
 
     stock = tfds.builder_cls(name)

@@ -14,7 +14,7 @@ from fcjax import checks, data, executor, presets, results
 from fcjax.archive import Archive
 from fcjax.engine import default_side_by_side
 from fcjax.experiment import Experiment
-from fcjax.jobs import Job
+from fcjax.jobs import Finished, Job
 from fcjax.planning import most_runs, plan
 from fcjax.progress import Progress
 from fcjax.rounds import Stop
@@ -145,7 +145,7 @@ class _Finished:
 
     def __init__(self, archive: Archive | None, *, in_memory: bool):
         self._archive, self._in_memory = archive, in_memory
-        self._runs: dict[Job, results.Finished | None] = {}
+        self._runs: dict[Job, Finished | None] = {}
         self._stops: dict[Job, Stop] = {}
         self._num_rounds: dict[Job, int] = {}
         self.room = (1, 1)  # rounds and devices of the largest
@@ -161,11 +161,11 @@ class _Finished:
         if self._archive is not None and (run := self._archive.load(job)) is not None:
             self._note(job, run, kept=True)
 
-    def add(self, job: Job, run: results.Finished) -> None:
+    def add(self, job: Job, run: Finished) -> None:
         """Keeps a run that has just finished."""
         self._note(job, run, kept=self._archive is not None and self._archive.save(job, run))
 
-    def get(self, job: Job) -> results.Finished:
+    def get(self, job: Job) -> Finished:
         run = self._runs[job]
         if run is None:
             assert self._archive is not None
@@ -188,7 +188,7 @@ class _Finished:
                 where = f"the first after {self._num_rounds[found[0]]} rounds: {found[0].labels}"
                 warnings.warn(f"{len(found)} of {len(jobs)} runs {fault}, {where}", stacklevel=3)
 
-    def _note(self, job: Job, run: results.Finished, *, kept: bool) -> None:
+    def _note(self, job: Job, run: Finished, *, kept: bool) -> None:
         num_rounds, num_devices = run.history.share.shape
         self._runs[job] = None if kept and not self._in_memory else run
         self._stops[job], self._num_rounds[job] = run.stop, num_rounds
