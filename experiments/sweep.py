@@ -16,6 +16,7 @@ import json
 import shlex
 import sys
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -140,7 +141,9 @@ def connected(args: argparse.Namespace):
     if args.scheduler_file and not Path(args.scheduler_file).is_file():
         raise ValueError(f"--scheduler-file: there is no file {args.scheduler_file}; the scheduler writes it")
     try:
-        client = Client(args.scheduler, scheduler_file=args.scheduler_file, timeout="10s", set_as_default=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Dask's on other versions: fcjax checks those that matter
+            client = Client(args.scheduler, scheduler_file=args.scheduler_file, timeout="10s", set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(
             f"no scheduler answers at {where}: start one with dask scheduler, and give its address, such as "

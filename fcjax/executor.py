@@ -243,7 +243,11 @@ def _do(
         if token not in _programs:
             if len(_programs) >= _MOST_PROGRAMS:
                 del _programs[next(iter(_programs))]
-            _programs[token] = Program(_unpickled(blob), side_by_side=side_by_side, may_reduce=False)
+            try:
+                group = _unpickled(blob)
+            except Exception as error:  # such as a data set that cannot be fetched there
+                raise RuntimeError(f"worker {worker.address} cannot prepare its runs: {error}") from error
+            _programs[token] = Program(group, side_by_side=side_by_side, may_reduce=False)
         compile_s = time.monotonic() - begun
         task = {"task": worker.get_current_task(), "worker": worker.address}
         last = 0.0

@@ -21,6 +21,8 @@ from distributed import Client
 
 import fcjax
 from fcjax import data, executor, models
+from fcjax.jobs import Job
+from fcjax.planning import plan
 
 pytestmark = pytest.mark.slow
 MODEL = models.mlp((8,), 4, hidden=(), mean=0.3)
@@ -177,12 +179,40 @@ def test_a_workers_error_reaches_the_caller():
     def select(key, state, context):
         raise ZeroDivisionError("of a policy")
 
-    jobs = fcjax.planning.plan(
-        "fc", distribution="l1", radius_m=600.0, phi=0.05, budget_s=6.0, **SETTINGS | {"seeds": 2}
-    )
-    broken = [fcjax.jobs.Job(job.labels, fcjax.Policy(lambda cell: (), select), job.make) for job in jobs]
+    jobs = plan("fc", distribution="l1", radius_m=600.0, phi=0.05, budget_s=6.0, **SETTINGS | {"seeds": 2})
+    broken = [Job(job.labels, fcjax.Policy(lambda cell: (), select), job.make) for job in jobs]
     with pytest.raises(ZeroDivisionError, match="of a policy"), executor.local_client(2) as client:
         list(executor.execute(broken, client=client))
+
+
+def _only_in(process, make):
+    if os.getpid() != process:
+        raise OSError("the data are not here")
+    return make
+
+
+class OnlyHere:
+    """Makes an experiment in the process that it was made in, as a data set that other machines do not have."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __call__(self):
+        return self.make()
+
+    def __reduce__(self):
+        return _only_in, (os.getpid(), self.make)
+
+
+def test_a_worker_that_cannot_load_the_data_is_named():
+    settings = SETTINGS | {"seeds": 2}
+    jobs = plan("fc", distribution="l1", radius_m=600.0, phi=0.05, budget_s=6.0, **settings)
+    stuck = [dataclasses.replace(job, make=OnlyHere(job.make)) for job in jobs]
+    with (
+        pytest.raises(RuntimeError, match=r"worker tcp://127.0.0.1:\d+ cannot prepare its runs: the data are not here"),
+        executor.local_client(1) as client,
+    ):
+        list(executor.execute(stuck, client=client))
 
 
 def test_what_cannot_be_sent_is_named():

@@ -26,8 +26,8 @@ STOPPED_S = 60.0
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder, Cluster("127.0.0.1", 8786) as cluster:
         local, out = Path(folder, "local"), Path(folder, "cluster")
-        printed = start_sweep(OPTIONS, local).communicate()
-        print(f"on this machine: {finished(local)} runs. {printed[1].splitlines()[-1] if not finished(local) else ''}")
+        start_sweep(OPTIONS, local).communicate()
+        print(f"on this machine: {finished(local)} runs", flush=True)
         cluster.start_scheduler()
         doomed, pausing, _ = (cluster.start_worker() for _ in range(3))
         time.sleep(10)
@@ -49,10 +49,10 @@ def main() -> int:
         for event in events:
             tried[event["task"]].add(event["worker"])
         late = sum(bool(workers - before) for workers in tried.values())
+        twice = sum(len(workers) > 1 for workers in tried.values())
         print(
-            f"exit code {process.returncode}; {sum(len(workers) > 1 for workers in tried.values())} runs were begun by"
+            f"exit code {process.returncode}; begun by more than one worker: {twice} runs; done by the late one: {late}"
         )
-        print(f"more than one worker; the worker that joined late did {late}")
         wrong = list(differences(local, out))
         print("; ".join(wrong) or "the results are the same to the last byte")
         if process.returncode:
