@@ -56,7 +56,7 @@ def test_the_table_is_in_the_order_of_imports():
     """Modules import only what is listed above them."""
     listed = re.findall(r"^\| `fcjax/(\w+)(?:\.py|/)` \|", README.read_text(), flags=re.MULTILINE)
     folder = README.parent / "fcjax"
-    assert sorted(listed) == sorted(p.stem for p in folder.iterdir() if p.stem[0] != "_" and p.suffix in ("", ".py"))
+    assert sorted(listed) == sorted(p.stem for p in folder.iterdir() if p.stem[:2] != "__" and p.suffix in ("", ".py"))
     for position, name in enumerate(listed):
         path = folder / f"{name}.py" if (folder / f"{name}.py").exists() else folder / name / "__init__.py"
         source = path.read_text()
