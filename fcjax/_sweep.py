@@ -66,8 +66,8 @@ def sweep(
       workers: how many processes of this machine take part; by default one for each core. With 1, the current process
         does all runs. Accelerators are used by the current process, all of them.
       side_by_side: how many runs a device does at the same time; by default one on a CPU, 16 on an accelerator. Where
-        there are fewer runs, places stay empty; where there is less memory, there are fewer places, or, with `keep`, an
-        error that says how many there may be. The last bits of a result depend on it, as they do on the kind of device.
+        there are fewer runs, places stay empty. If an accelerator runs out of memory, use fewer. The last bits of a
+        result depend on it, as they do on the kind of hardware.
       about: further attributes of the results.
       progress: shows a bar with the remaining time.
 
@@ -116,7 +116,6 @@ def run_all(
             client=client,
             clock=clock,
             side_by_side=side_by_side,
-            may_reduce=keep is None,
             progress=progress,
         ):
             finished.add(job, run)

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import queue
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,7 +27,6 @@ from fcjax.simulate import advance, begin
 from fcjax.types import pytree
 
 SIDE_BY_SIDE = 16  # runs on an accelerator at a time: of the paper's size, their matrix products keep a large one busy
-_USED = 0.9  # of an accelerator's free memory
 
 
 def is_accelerated() -> bool:
@@ -51,7 +49,7 @@ class _Slot:
 class Program:
     """The program of a group of runs, compiled for the devices of this process."""
 
-    def __init__(self, group: Group, *, side_by_side: int = 1, may_reduce: bool = True):
+    def __init__(self, group: Group, side_by_side: int = 1):
         self.group = group
         self._devices = jax.local_devices() if is_accelerated() else jax.local_devices()[:1]
         self._num_slots = side_by_side
@@ -59,13 +57,6 @@ class Program:
         shared = jax.device_put(group.shared())
         self._shared = {device: jax.device_put(shared, device) for device in self._devices}
         self._compiled = self._compile()
-        while (fitting := self._fitting()) < self._num_slots:
-            found = f"there is memory for {fitting} instead of {self._num_slots} runs side by side"
-            if not may_reduce:
-                raise ValueError(f"{found}, and results of kept runs depend on this number: use side_by_side={fitting}")
-            warnings.warn(f"{found}, which changes the last bits of results", stacklevel=2)
-            self._num_slots = fitting
-            self._compiled = self._compile()
 
     def run(
         self, indices: Sequence[int], report: Callable[[int, float], None] = lambda index, part: None
@@ -121,19 +112,6 @@ class Program:
             return programs.compile_once(program.lower(*jax.tree.map(shape, one), self._shared[device]))
 
         return {device: compiled(device) for device in self._devices}
-
-    def _fitting(self) -> int:
-        """How many runs side by side an accelerator has memory for, 1 at least."""
-        device = self._devices[0]
-        stats = (device.memory_stats() if is_accelerated() else None) or {}
-        sizes = self._compiled[device].memory_analysis()
-        if "bytes_limit" not in stats or sizes is None:
-            return self._num_slots
-        given_and_returned = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-        for_all = sum(leaf.nbytes for leaf in jax.tree.leaves(self._shared[device]))  # which is there already
-        for_slots = given_and_returned + sizes.temp_size_in_bytes - for_all
-        free = _USED * (stats["bytes_limit"] - stats.get("bytes_in_use", 0))
-        return max(1, min(self._num_slots, int(free * self._num_slots / max(for_slots, 1))))
 
     def _work(
         self, device: jax.Device, waiting: queue.SimpleQueue, most: int, report: Callable[[int, float], None]

@@ -76,7 +76,6 @@ def execute(
     client: "Client | None" = None,
     clock: Clock | None = None,
     side_by_side: int = 1,
-    may_reduce: bool = True,
     progress: bool = False,
 ) -> Iterator[tuple[Job, Finished]]:
     """Does the runs, and yields each when it is finished, in any order.
@@ -86,7 +85,6 @@ def execute(
       client: of the workers that do them; None for this process.
       clock: records where the time goes.
       side_by_side: how many runs a device does at a time.
-      may_reduce: whether it may do fewer, with other last bits, where there is no memory for so many.
       progress: shows a bar with the remaining time.
     """
     clock = Clock() if clock is None else clock
@@ -98,21 +96,19 @@ def execute(
         batches = shown.run(groups, jobs)
         clock.num_programs += len(batches)
         finished = (
-            _here(batches, side_by_side, may_reduce, clock, shown)
+            _here(batches, side_by_side, clock, shown)
             if client is None
             else _on_workers(client, batches, side_by_side, clock, shown)
         )
         yield from finished
 
 
-def _here(
-    batches: Sequence[Group], side_by_side: int, may_reduce: bool, clock: Clock, shown: Progress
-) -> Iterator[tuple[Job, Finished]]:
+def _here(batches: Sequence[Group], side_by_side: int, clock: Clock, shown: Progress) -> Iterator[tuple[Job, Finished]]:
     number = 0
     for group in batches:
         before = time.monotonic()
         shown.begin("compiling", counts=False)
-        program = shown.run(functools.partial(Program, group, side_by_side=side_by_side, may_reduce=may_reduce))
+        program = shown.run(Program, group, side_by_side)
         clock.compile_s += time.monotonic() - before
         before = time.monotonic()
         shown.begin("running", counts=True)
@@ -247,7 +243,7 @@ def _do(
                 group = _unpickled(blob)
             except Exception as error:  # such as a data set that cannot be fetched there
                 raise RuntimeError(f"worker {worker.address} cannot prepare its runs: {error}") from error
-            _programs[token] = Program(group, side_by_side=side_by_side, may_reduce=False)
+            _programs[token] = Program(group, side_by_side)
         compile_s = time.monotonic() - begun
         task = {"task": worker.get_current_task(), "worker": worker.address}
         last = 0.0

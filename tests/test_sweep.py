@@ -3,7 +3,6 @@ import dataclasses
 import functools
 import itertools
 import sys
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ import tiny
 import xarray as xr
 
 import fcjax
-from fcjax import archive, engine, jobs, models, policies, results
+from fcjax import archive, jobs, models, policies, results
 from fcjax.planning import plan
 
 POLICIES = ("fc", "rd", "pf", "cs-h", "as-h")
@@ -293,25 +292,3 @@ def test_runs_side_by_side(tmp_path):
 def test_bad_numbers_of_workers_are_named(changes, message):
     with pytest.raises(ValueError, match=message):
         fcjax.sweep(**SETTINGS, **changes)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_compilation")
-@pytest.mark.parametrize(("fitting", "sizes"), [(4, [4]), (1, [4, 1])])
-def test_runs_side_by_side_are_no_more_than_there_is_memory_for(fitting, sizes, monkeypatch, tmp_path):
-    seen = []
-    compile_ = engine.Program._compile
-    monkeypatch.setattr(engine.Program, "_compile", lambda self: seen.append(self._num_slots) or compile_(self))
-    monkeypatch.setattr(engine.Program, "_fitting", lambda self: fitting)
-    call = functools.partial(fcjax.sweep, "pf", **SETTINGS | {"seeds": 8, "preset": ROUGH}, side_by_side=4)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert call().sizes["run"] == 8
-    assert seen == sizes
-    said = [str(warning.message) for warning in caught]
-    if fitting == 4:
-        assert not said
-        return
-    assert said == ["there is memory for 1 instead of 4 runs side by side, which changes the last bits of results"]
-    with pytest.raises(ValueError, match=r"there is memory for 1 instead of 4 runs.*: use side_by_side=1"):
-        call(keep=tmp_path)
