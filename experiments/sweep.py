@@ -90,12 +90,12 @@ def main(argv: list[str] | None = None) -> int:
             claim = stack.enter_context(claimed(args))
             import fcjax  # after --help and the cheapest errors: it takes seconds
             from fcjax._sweep import run_all
-            from fcjax.executor import workers_for
+            from fcjax.executor import use_one_thread, workers_for
             from fcjax.planning import most_runs, plan
             from fcjax.results import remove_abandoned
 
             remove_abandoned(args.out)
-            fcjax.programs.keep_on_disk()
+            use_one_thread()  # as workers do, so that the only run of a sweep has the same bits
             command = shlex.join(["python", "experiments/sweep.py", *(sys.argv[1:] if argv is None else argv)])
             axes = {
                 "distribution": args.distribution,

@@ -15,7 +15,7 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +46,6 @@ class Archive:
         self._fingerprint = Fingerprints(side_by_side)
         self._paths: dict[Job, Path | None] = {}
         results.remove_abandoned(self._folder)
-
-    def digest(self, jobs: Sequence[Job]) -> str:
-        """A word for all these runs together; ValueError if one of them cannot be kept."""
-        for job in jobs:
-            if self._path(job) is None:
-                name = job.labels["policy"]
-                raise ValueError(f"policy {name!r} calls back into Python: one process has to do its runs alone")
-        return hashlib.sha256(" ".join(getattr(self._path(job), "name", "") for job in jobs).encode()).hexdigest()[:16]
 
     def load(self, job: Job) -> Finished | None:
         """The run that has been kept, if it has."""

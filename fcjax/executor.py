@@ -1,4 +1,4 @@
-"""Does the runs of a sweep: in this process, or as tasks of Dask workers, here or on a cluster.
+"""Carries out the runs of a sweep: in this process, or as tasks of Dask workers, here or on a cluster.
 
 A run is a task. Workers are processes of one thread each, so that a run has the same bits on any of them: by default
 one for each core of this machine, or those of a cluster that the user has started. A task holds the number of a run.
@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
 
 TOPIC = "fcjax"  # of the events by which workers say which task they do, and how far they are
 _REPORT_S = 0.5  # between two reports of a worker
-_START_S = 60.0  # within which a worker has to be there
-_LOST_S = 45.0  # after which a cluster without workers, or without its scheduler, is given up
+_LOST_S = 45.0  # after which local workers, or any scheduler, that do not answer are given up
+_FETCH_S = 60.0  # for a result whose worker may just have died
+_MOST_TRIES = 3  # of a run, each of which may have cost several workers: Dask counts bystanders too
+_LOCAL = "fcjax"  # the name of the cluster that `local_client` starts
 
 
 @dataclasses.dataclass
@@ -58,12 +61,12 @@ def workers_for(num_runs: int, workers: int | None, client: "Client | None" = No
     """A client of workers for so many runs, which may still be starting; None if this process does them.
 
     Args:
-      num_runs: or more than there are.
+      num_runs: an upper bound on the number of runs.
       workers: how many processes of this machine take part; by default one for each core.
       client: of a cluster of the user's, which takes their place.
     """
     number = min(num_runs, num_cores() if workers is None else checks.whole("workers", workers, 1))
-    if client is not None or number == 1 or is_accelerated():
+    if client is not None or number <= 1 or is_accelerated():
         yield client
         return
     with local_client(number) as client:
@@ -78,7 +81,7 @@ def execute(
     side_by_side: int = 1,
     progress: bool = False,
 ) -> Iterator[tuple[Job, Finished]]:
-    """Does the runs, and yields each when it is finished, in any order.
+    """Carries out the runs, and yields each when it is finished, in any order.
 
     Args:
       jobs: the runs.
@@ -132,53 +135,101 @@ def _here(batches: Sequence[Group], side_by_side: int, clock: Clock, shown: Prog
 def _on_workers(
     client: "Client", batches: Sequence[Group], side_by_side: int, clock: Clock, shown: Progress
 ) -> Iterator[tuple[Job, Finished]]:
-    check_workers(client)
     begun = time.monotonic()
-    tasks: dict[str, tuple[Group, Sequence[int], Future]] = {}
+    tasks: dict[str, _Task] = {}
     done: queue.SimpleQueue[str] = queue.SimpleQueue()
     parts: dict[str, float] = {}
     num_finished = 0
+    watch = _Watch(client)
 
     def hear(event: tuple[float, dict[str, Any]]) -> None:
         """A worker says how far its task is."""
-        parts[event[1]["task"]] = event[1]["part"]
+        if event[1]["task"] in tasks:
+            parts[event[1]["task"]] = event[1]["part"]
 
-    client.subscribe_topic(TOPIC, hear)
-    shown.begin("running", counts=True)
+    def submit(task: _Task) -> None:
+        key = f"fcjax-run-{task.token}-{task.indices[0]}-{uuid.uuid4().hex[:8]}"
+        task.future = client.submit(_do, task.token, task.shared, task.indices, key=key)
+        tasks[key] = task
+        task.future.add_done_callback(lambda future: done.put(future.key))
+
+    def again(task: _Task, error: Exception) -> None:
+        task.tries += 1
+        if task.tries == _MOST_TRIES:
+            raise RuntimeError(f"a run was tried {_MOST_TRIES} times, in vain: {error}") from error
+        submit(task)
+
     try:
+        check_workers(client)
+        client.subscribe_topic(TOPIC, hear)
+        shown.begin("running", counts=True)
         for group in batches:
-            blob = _pickled(group)
+            blob = _pickled(group, side_by_side)
             token = hashlib.sha256(blob).hexdigest()[:16]
             # A task, whose input the scheduler keeps: if the workers that hold its result are gone, it is done again.
             shared = client.submit(bytes, blob, key=f"fcjax-program-{token}")
             for start in range(0, len(group.jobs), side_by_side):
-                indices = range(start, min(start + side_by_side, len(group.jobs)))
-                key = f"fcjax-run-{token}-{start}-{uuid.uuid4().hex[:8]}"
-                call = (_do, token, shared, indices, side_by_side, settings.current(), _about())
-                future = client.submit(*call, key=key)
-                tasks[key] = group, indices, future
-                future.add_done_callback(lambda future: done.put(future.key))
-        watch = _Watch(client)
+                submit(_Task(group, token, shared, range(start, min(start + side_by_side, len(group.jobs)))))
         while tasks:
             try:
                 key = done.get(timeout=0.2)
             except queue.Empty:
                 watch.check()
             else:
-                group, task, future = tasks.pop(key)
+                task = tasks.pop(key)
                 parts.pop(key, None)
-                runs, compile_s = _result(future, watch)
+                try:
+                    runs, compile_s = task.future.result(timeout=_FETCH_S)
+                except TimeoutError:  # the worker that had the result is gone, and Dask repeats the run
+                    tasks[key] = task
+                    task.future.add_done_callback(lambda future: done.put(future.key))
+                    continue
+                except _unfit() as error:
+                    watch.part_with(error)
+                    again(task, error)
+                    continue
+                watch.is_well()
                 clock.compile_s = max(clock.compile_s, compile_s)
-                for index, run in zip(task, runs, strict=True):
+                for index, run in zip(task.indices, runs, strict=True):
                     num_finished += 1
-                    yield group.jobs[index], dataclasses.replace(run, labels=group.jobs[index].labels)
-            under_way = sum(part * len(tasks[key][1]) for key, part in list(parts.items()) if key in tasks)
+                    yield task.group.jobs[index], dataclasses.replace(run, labels=task.group.jobs[index].labels)
+            under_way = sum(part * len(tasks[key].indices) for key, part in list(parts.items()) if key in tasks)
             shown.update(num_finished + under_way, num_finished)
+    except Exception as error:
+        if client.status != "running" or type(error).__name__ in ("CancelledError", "FutureCancelledError"):
+            raise watch.lost() from error
+        raise
     finally:
         clock.run_s += time.monotonic() - begun - clock.compile_s
         with contextlib.suppress(Exception):  # of a scheduler that is gone
             client.unsubscribe_topic(TOPIC)
-            client.cancel([future for *_, future in tasks.values()])
+            client.cancel([task.future for task in tasks.values()])
+
+
+@dataclasses.dataclass(eq=False)
+class _Task:
+    """Runs that one worker does together, on an accelerator side by side."""
+
+    group: Group
+    token: str  # of the program
+    shared: "Future"  # what the runs of the program have in common
+    indices: Sequence[int]
+    tries: int = 0
+    future: "Future" = None  # of the last try
+
+
+class UnfitError(RuntimeError):
+    """A worker cannot do the work: (what is wrong, its address)."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def _unfit() -> tuple[type[Exception], ...]:
+    """Errors of workers, not of runs."""
+    from distributed import KilledWorker
+
+    return UnfitError, KilledWorker
 
 
 class _Watch:
@@ -186,64 +237,81 @@ class _Watch:
 
     def __init__(self, client: "Client"):
         self._client = client
+        self._looked_at = self._well_at = time.monotonic()
+        self._is_local = getattr(client.cluster, "name", None) == _LOCAL
+        self._warned = False
+
+    def is_well(self) -> None:
         self._well_at = time.monotonic()
+        self._warned = False
 
     def check(self) -> None:
-        """Raises RuntimeError if the scheduler, or every worker, has been gone for a while."""
+        """Raises RuntimeError if the scheduler, or every local worker, has been gone for a while.
+
+        Workers of a cluster may come and go: a warning says that there are none.
+        """
         client, now = self._client, time.monotonic()
-        if client.status == "running" and client.scheduler_info()["workers"]:
-            self._well_at = now
+        if now - self._looked_at < 2.0:
+            return
+        self._looked_at = now
+        if client.status == "running" and client.scheduler_info(n_workers=1)["workers"]:
+            self.is_well()
         elif client.status == "closed" or now - self._well_at > _LOST_S:
-            raise self.lost()
+            if self._is_local or client.status != "running":
+                raise self.lost()
+            if not self._warned:
+                warnings.warn(f"no worker is left: waiting for some to join {_address(client)}", stacklevel=2)
+                self._warned = True
+
+    def part_with(self, error: Exception) -> None:
+        """Closes a worker that cannot do the work, while there are others; raises RuntimeError if there are none."""
+        if isinstance(error, UnfitError):
+            what, address = error.args
+            others = set(self._client.scheduler_info(n_workers=-1)["workers"]) - {address}
+            if not others:
+                raise RuntimeError(what) from error
+            self._client.retire_workers([address])
+            warnings.warn(f"{what}; it was closed, and others do its runs", stacklevel=2)
 
     def lost(self) -> RuntimeError:
         """What has been lost, in words."""
-        running = self._client.status == "running"
-        who = "all workers are gone" if running else f"the scheduler at {_address(self._client)} is gone"
-        return RuntimeError(f"{who}: start it again, then run the same command to resume")
+        if self._is_local and self._client.status == "running":
+            return RuntimeError("all worker processes have died, perhaps for lack of memory: run it again to resume")
+        return RuntimeError(
+            f"the connection to the scheduler at {_address(self._client)} is lost: start it again if it has died, then "
+            "run the same command to resume"
+        )
 
 
 def _address(client: "Client") -> str:
     return str(getattr(client.scheduler, "address", "an unknown address"))
 
 
-def _result(future: "Future", watch: _Watch) -> tuple[list[Finished], float]:
-    from distributed import CancelledError, KilledWorker
-
-    try:
-        return future.result(timeout=60)
-    except KilledWorker as error:
-        raise RuntimeError(
-            f"a run ended {error.allowed_failures + 1} workers, one after another: each may have had too little memory"
-        ) from error
-    except (CancelledError, TimeoutError) as error:
-        raise watch.lost() from error
-
-
 _programs: dict[str, Program] = {}  # of this worker, by what they were sent as
-_MOST_PROGRAMS = 8
+_MOST_PROGRAMS = 2  # each has a copy of the data set
 _lock = threading.Lock()
 
 
-def _do(
-    token: str, blob: bytes, indices: Sequence[int], side_by_side: int, given: Mapping[str, Any], about: "_About"
-) -> tuple[list[Finished], float]:
+def _do(token: str, blob: bytes, indices: Sequence[int]) -> tuple[list[Finished], float]:
     """The task of a worker: does runs, and returns them with the time that compiling took."""
     from distributed import get_worker
 
     worker = get_worker()
-    _check_versions(worker.address, _about(), about)  # also of a worker that has joined late
     use_one_thread()
-    with _lock, settings.applied(given):
+    sent: _Sent = cloudpickle.loads(blob)
+    if apart := _differences(_about(), sent.about):  # of a worker that has joined late
+        raise UnfitError(f"worker {worker.address} has {apart}", worker.address)
+    with _lock, settings.applied(sent.settings):
         begun = time.monotonic()
         if token not in _programs:
             if len(_programs) >= _MOST_PROGRAMS:
                 del _programs[next(iter(_programs))]
             try:
-                group = _unpickled(blob)
+                group = sent.unpickled()
             except Exception as error:  # such as a data set that cannot be fetched there
-                raise RuntimeError(f"worker {worker.address} cannot prepare its runs: {error}") from error
-            _programs[token] = Program(group, side_by_side)
+                what = f"worker {worker.address} cannot prepare its runs: {error}"
+                raise UnfitError(what, worker.address) from error
+            _programs[token] = Program(group, sent.side_by_side)
         compile_s = time.monotonic() - begun
         task = {"task": worker.get_current_task(), "worker": worker.address}
         last = 0.0
@@ -259,13 +327,30 @@ def _do(
         return [found[index] for index in indices], compile_s
 
 
-def _pickled(group: Group) -> bytes:
+@dataclasses.dataclass(frozen=True)
+class _Sent:
+    """All that a worker needs for the runs of a program."""
+
+    about: "_About"
+    settings: Mapping[str, Any]
+    side_by_side: int
+    folders: Sequence[str]  # where the sender imports from
+    group: bytes
+
+    def unpickled(self) -> Group:
+        """The group; what could not be sent by value is looked for where the sender has it."""
+        sys.path.extend(folder for folder in self.folders if folder not in sys.path)
+        return cloudpickle.loads(self.group)
+
+
+def _pickled(group: Group, side_by_side: int) -> bytes:
     """A group for other processes, with the code of what users have written in scripts, notebooks and files."""
     own = [module for name, module in list(sys.modules.items()) if _is_users(name, module)]
     for module in own:
         cloudpickle.register_pickle_by_value(module)
     try:
-        return cloudpickle.dumps((sys.path, cloudpickle.dumps(group)))
+        sent = _Sent(_about(), settings.current(), side_by_side, sys.path, cloudpickle.dumps(group))
+        return cloudpickle.dumps(sent)
     except Exception as error:  # of various kinds, by what could not be pickled
         names = ", ".join(sorted({str(job.labels["policy"]) for job in group.jobs}))
         raise ValueError(
@@ -275,13 +360,6 @@ def _pickled(group: Group) -> bytes:
     finally:
         for module in own:
             cloudpickle.unregister_pickle_by_value(module)
-
-
-def _unpickled(blob: bytes) -> Group:
-    """What `_pickled` gave; what could not be sent by value is looked for where the sender has it."""
-    folders, group = cloudpickle.loads(blob)
-    sys.path.extend(folder for folder in folders if folder not in sys.path)
-    return cloudpickle.loads(group)
 
 
 def _is_users(name: str, module: Any) -> bool:
@@ -310,40 +388,41 @@ def _about() -> _About:
     return _About(code.hexdigest()[:12], jax.__version__, jaxlib.__version__)
 
 
-def _introduce(dask_worker: Any) -> tuple[_About, int]:
+def _introduce(dask_worker: Any) -> tuple[_About, int, bool]:
     """A worker says what it has; Dask gives it to functions with an argument of this name."""
     use_one_thread()
-    return _about(), dask_worker.state.nthreads
+    return _about(), dask_worker.state.nthreads, is_accelerated()
 
 
-def _check_versions(address: str, found: _About, wanted: _About) -> None:
+def _differences(found: _About, wanted: _About) -> str:
+    """What a worker has in another version, and what to do about it; nothing if all is the same."""
     apart = [
         f"{field.name} {getattr(found, field.name)} instead of {getattr(wanted, field.name)}"
         for field in dataclasses.fields(wanted)
         if getattr(found, field.name) != getattr(wanted, field.name)
     ]
-    if apart:
-        raise RuntimeError(
-            f"worker {address} has {', '.join(apart)}: install the same versions there and here, and restart it"
-        )
+    return f"{', '.join(apart)}: install the same versions there and here, and restart it" if apart else ""
 
 
 def check_workers(client: "Client") -> None:
-    """Raises RuntimeError if the workers of a cluster cannot do the work, or do it with other results."""
-    try:
-        client.wait_for_workers(1, timeout=_START_S)
-    except TimeoutError as error:
-        raise RuntimeError(
-            f"no worker has joined the scheduler at {_address(client)} within {_START_S:.0f} s: start some with "
-            f"dask worker {_address(client)} --nworkers auto --nthreads 1"
-        ) from error
-    mine = _about()
+    """Raises RuntimeError if a worker of a cluster cannot do the work, or does it with other results."""
+    if not client.scheduler_info(n_workers=1)["workers"] and getattr(client.cluster, "name", None) != _LOCAL:
+        address = _address(client)
+        warnings.warn(
+            f"no worker has joined the scheduler at {address}: waiting for one; start some with dask worker {address} "
+            "--nworkers auto --nthreads 1",
+            stacklevel=2,
+        )
+    client.wait_for_workers(1)
     for address, found in client.run(_introduce, on_error="return").items():
+        if isinstance(found, OSError):
+            continue  # it has just gone; Dask gives its runs to others
         if isinstance(found, Exception):
             raise RuntimeError(f"worker {address} cannot be used: {type(found).__name__}: {found}")
-        about, nthreads = found
-        _check_versions(address, about, mine)
-        if nthreads > 1 and not is_accelerated():
+        about, nthreads, accelerated = found
+        if apart := _differences(about, _about()):
+            raise RuntimeError(f"worker {address} has {apart}")
+        if nthreads > 1 and not accelerated:
             raise RuntimeError(
                 f"worker {address} has {nthreads} threads, and runs take one each: start workers with --nworkers auto "
                 "--nthreads 1"
@@ -387,6 +466,7 @@ def local_client(number: int) -> Iterator["Client"]:
     from distributed.deploy.subprocess import SubprocessWorker
 
     options = {"nthreads": 1, "host": "127.0.0.1", "dashboard": False, "memory_limit": 0, "preload": ["fcjax"]}
+    options["death_timeout"] = 60  # of a worker whose driver was killed before it had joined
     worker = {
         "cls": SubprocessWorker,
         "options": {"worker_class": "distributed.Worker", "worker_kwargs": options},
@@ -398,7 +478,10 @@ def local_client(number: int) -> Iterator["Client"]:
     try:
         with dask.config.set({"distributed.worker.profile.enabled": False}):
             cluster = SpecCluster(
-                workers=dict.fromkeys(range(number), worker), scheduler=scheduler, silence_logs=logging.ERROR
+                workers=dict.fromkeys(range(number), worker),
+                scheduler=scheduler,
+                silence_logs=logging.ERROR,
+                name=_LOCAL,
             )
     finally:
         for name, value in before.items():

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
@@ -157,13 +158,12 @@ def _centralised(make: Callable[[], Experiment]) -> Experiment:
 
 def most_runs(policy: Any, **axes: Any) -> int:
     """How many runs there can be, for what `plan` takes: those of policies without phi are fewer."""
-    number = axes.pop("seeds")
-    num_seeds = number if isinstance(number, int | float | np.generic) else len(_several("seeds", number))
-    return (
-        int(num_seeds)
-        * math.prod(len(_several(name, values)) for name, values in axes.items())
-        * len(_several("policy", policy))
+    seeds = axes.pop("seeds")
+    num_seeds = seeds if isinstance(seeds, int) else len(seeds) if isinstance(seeds, Sized) else sys.maxsize
+    several = (
+        values for values in (policy, *axes.values()) if isinstance(values, Sized) and not isinstance(values, str)
     )
+    return num_seeds * math.prod(map(len, several))
 
 
 def _several(name: str, value: Any) -> list:

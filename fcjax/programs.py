@@ -12,6 +12,8 @@ from jax.stages import Compiled, Lowered
 
 from fcjax.data import store
 
+_PATIENCE_S = 120.0  # with another process that compiles the same program
+
 
 def keep_on_disk(cache_dir: str | os.PathLike | None = None) -> None:
     """Lets JAX keep what it compiles on disk, for the next process. A place that JAX has been given stays.
@@ -39,7 +41,12 @@ def kept_in() -> str | None:
 def compile_once(lowered: Lowered) -> Compiled:
     """Compiles a program; of several processes that need the same one at the same time, the others find it on disk."""
     folder = kept_in()
-    with filelock.FileLock(Path(folder) / ".lock") if folder else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if folder and Path(folder).is_dir():
+            name = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
+            # A process that was stopped may hold the lock, and the folder may be read-only.
+            with contextlib.suppress(filelock.Timeout, OSError):
+                stack.enter_context(filelock.FileLock(Path(folder) / f".{name}.lock", timeout=_PATIENCE_S))
         return lowered.compile()
 
 
