@@ -29,6 +29,7 @@ from console import Block, as_text, check_writable, end_on_sigterm, warnings_as_
 
 import fcjax
 from fcjax import presets
+from fcjax.executor import use_one_thread
 from fcjax.experiment import Experiment
 from fcjax.jobs import Job
 from fcjax.planning import plan
@@ -229,7 +230,7 @@ def main(study: Study, argv: Sequence[str] | None = None) -> int:
 
 def collect(study: Study, dataset: str, seeds: int, out: Path, *, fresh: bool = False, **options: Any) -> xr.Dataset:
     """All runs of a study in brief; those that the ledger lacks are done."""
-    fcjax.programs.keep_on_disk()
+    use_one_thread()
     jobs = study.plan(fcjax.data.load(dataset), seeds, **options)
     return ledger.collect(jobs, out, dataset, traced=study.traced, fresh=fresh)
 

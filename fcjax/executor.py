@@ -6,6 +6,7 @@ What the runs of a program have in common is sent to each worker once, and compi
 gives its runs to others; a worker that joins late gets work. Workers return finished runs, and the caller keeps them.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 TOPIC = "fcjax"  # of the events by which workers say which task they do, and how far they are
 _REPORT_S = 0.5  # between two reports of a worker
+_START_S = 20.0  # within which a worker should be there
 _LOST_S = 45.0  # after which local workers, or any scheduler, that do not answer are given up
 _FETCH_S = 60.0  # for a result whose worker may just have died
 _MOST_TRIES = 3  # of a run, each of which may have cost several workers: Dask counts bystanders too
@@ -149,8 +151,8 @@ def _on_workers(
 
     def submit(task: _Task) -> None:
         key = f"fcjax-run-{task.token}-{task.indices[0]}-{uuid.uuid4().hex[:8]}"
-        task.future = client.submit(_do, task.token, task.shared, task.indices, key=key)
         tasks[key] = task
+        task.future = client.submit(_do, task.token, task.shared, task.indices, key=key)
         task.future.add_done_callback(lambda future: done.put(future.key))
 
     def again(task: _Task, error: Exception) -> None:
@@ -196,7 +198,7 @@ def _on_workers(
             under_way = sum(part * len(tasks[key].indices) for key, part in list(parts.items()) if key in tasks)
             shown.update(num_finished + under_way, num_finished)
     except Exception as error:
-        if client.status != "running" or type(error).__name__ in ("CancelledError", "FutureCancelledError"):
+        if client.status != "running" or isinstance(error, concurrent.futures.CancelledError):
             raise watch.lost() from error
         raise
     finally:
@@ -215,7 +217,7 @@ class _Task:
     shared: "Future"  # what the runs of the program have in common
     indices: Sequence[int]
     tries: int = 0
-    future: "Future" = None  # of the last try
+    future: Any = None  # of the last try
 
 
 class UnfitError(RuntimeError):
@@ -238,7 +240,7 @@ class _Watch:
     def __init__(self, client: "Client"):
         self._client = client
         self._looked_at = self._well_at = time.monotonic()
-        self._is_local = getattr(client.cluster, "name", None) == _LOCAL
+        self._is_local = _is_local(client)
         self._warned = False
 
     def is_well(self) -> None:
@@ -281,6 +283,10 @@ class _Watch:
             f"the connection to the scheduler at {_address(self._client)} is lost: start it again if it has died, then "
             "run the same command to resume"
         )
+
+
+def _is_local(client: "Client") -> bool:
+    return getattr(client.cluster, "name", None) == _LOCAL
 
 
 def _address(client: "Client") -> str:
@@ -406,14 +412,18 @@ def _differences(found: _About, wanted: _About) -> str:
 
 def check_workers(client: "Client") -> None:
     """Raises RuntimeError if a worker of a cluster cannot do the work, or does it with other results."""
-    if not client.scheduler_info(n_workers=1)["workers"] and getattr(client.cluster, "name", None) != _LOCAL:
+    try:
+        client.wait_for_workers(1, timeout=_START_S)
+    except TimeoutError as error:
+        if _is_local(client):
+            raise RuntimeError(f"no worker process has started within {_START_S:.0f} s: try again") from error
         address = _address(client)
         warnings.warn(
             f"no worker has joined the scheduler at {address}: waiting for one; start some with dask worker {address} "
             "--nworkers auto --nthreads 1",
             stacklevel=2,
         )
-    client.wait_for_workers(1)
+        client.wait_for_workers(1)
     for address, found in client.run(_introduce, on_error="return").items():
         if isinstance(found, OSError):
             continue  # it has just gone; Dask gives its runs to others

@@ -160,10 +160,8 @@ def most_runs(policy: Any, **axes: Any) -> int:
     """How many runs there can be, for what `plan` takes: those of policies without phi are fewer."""
     seeds = axes.pop("seeds")
     num_seeds = seeds if isinstance(seeds, int) else len(seeds) if isinstance(seeds, Sized) else sys.maxsize
-    several = (
-        values for values in (policy, *axes.values()) if isinstance(values, Sized) and not isinstance(values, str)
-    )
-    return num_seeds * math.prod(map(len, several))
+    several = [values for values in (policy, *axes.values()) if not isinstance(values, str)]
+    return num_seeds * math.prod(len(values) for values in several if isinstance(values, Sized))
 
 
 def _several(name: str, value: Any) -> list:

@@ -139,17 +139,30 @@ def test_a_scheduler_that_dies_is_an_error_that_says_how_to_resume(scheduler, st
     settings = SETTINGS | {"seeds": 200, "budget_s": 60.0}
     with Client(scheduler_file=scheduler[1]) as client:
         threading.Timer(8.0, scheduler[0].send_signal, [signal.SIGKILL]).start()
-        with pytest.raises(RuntimeError, match=r"the scheduler at tcp://.* is gone: start it again.* to resume"):
+        with pytest.raises(RuntimeError, match=r"the connection to the scheduler at tcp://.* is lost: .* to resume"):
             fcjax.sweep("fc", **settings, client=client, keep=tmp_path / "runs")
 
 
-def test_without_workers_it_says_how_to_start_some(scheduler, monkeypatch):
+def test_without_workers_it_waits_and_says_how_to_start_some(alone, scheduler, start_worker, monkeypatch):
     monkeypatch.setattr(executor, "_START_S", 0.5)
-    with (
-        Client(scheduler_file=scheduler[1]) as client,
-        pytest.raises(RuntimeError, match=r"no worker has joined.*dask worker"),
-    ):
-        fcjax.sweep("fc", **SETTINGS, client=client)
+    with Client(scheduler_file=scheduler[1]) as client:
+        late = threading.Timer(2.0, start_worker)
+        late.start()
+        with pytest.warns(UserWarning, match=r"no worker has joined the scheduler at .*: waiting.*dask worker"):
+            assert_same(fcjax.sweep(POLICIES, **SETTINGS, client=client), alone)
+        late.join()
+
+
+def test_settings_are_part_of_what_a_worker_keeps(scheduler, start_worker):
+    """Two sweeps on the same worker, which differ in nothing that the runs themselves hold."""
+    start_worker()
+    settings = SETTINGS | {"seeds": 2}
+    with Client(scheduler_file=scheduler[1]) as client:
+        first = fcjax.sweep("fc", **settings, client=client)
+        with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+            second = fcjax.sweep("fc", **settings, client=client)
+            assert_same(second, fcjax.sweep("fc", **settings, workers=1))
+    assert not np.array_equal(first.gain, second.gain, equal_nan=True)
 
 
 def test_workers_that_give_other_results_are_refused(scheduler, start_worker, monkeypatch):
@@ -202,6 +215,25 @@ class OnlyHere:
 
     def __reduce__(self):
         return _only_in, (os.getpid(), self.make)
+
+
+def test_a_worker_that_joins_late_and_cannot_do_the_work_is_closed(alone, scheduler, start_worker, monkeypatch):
+    def age():
+        """Makes a worker believe that it has an old version."""
+        from fcjax import executor
+
+        now = executor._about()
+        executor._about = lambda: executor._About("old", now.jax, now.jaxlib)
+
+    start_worker()
+    with Client(scheduler_file=scheduler[1]) as client:
+        client.wait_for_workers(1, timeout=60)
+        bad = next(iter(client.scheduler_info()["workers"]))
+        client.run(age, workers=[bad])
+        monkeypatch.setattr(executor, "check_workers", lambda client: start_worker() and client.wait_for_workers(2))
+        with pytest.warns(UserWarning, match=r"worker tcp://.* has fcjax old instead of .*; it was closed, and others"):
+            assert_same(fcjax.sweep(POLICIES, **SETTINGS, client=client), alone)
+        assert bad not in client.scheduler_info()["workers"]
 
 
 def test_a_worker_that_cannot_load_the_data_is_named():
