@@ -5,9 +5,10 @@ hypothesis would be adopted if it brought the published cells nearer on both dat
 training run at R = 600 m under all policies; those on one policy run that policy at all radii.
 """
 
+import argparse
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ PRESET = "preset"
 class Hypothesis:
     """A change to the preset, and what is predicted of it."""
 
+    word: str  # on the command line
     name: str
     prediction: str
     column: str  # the figure that the prediction is about
@@ -122,6 +124,7 @@ def _both(make: Callable[[float], Policy]) -> dict[str, Policy]:
 
 ALL = (
     Hypothesis(
+        "momentum",
         "momentum stays on a device between its rounds",
         "displacements and hence delta grow: FC schedules more devices",
         "mean_scheduled",
@@ -130,6 +133,7 @@ ALL = (
         change=lambda e: dataclasses.replace(e, keeps_optimizer=True),
     ),
     Hypothesis(
+        "replacement",
         "mini-batches with replacement",
         "nothing changes: 640 of 3000 samples rarely repeat",
         PERCENT,
@@ -138,6 +142,7 @@ ALL = (
         change=lambda e: dataclasses.replace(e, draw_batches=with_replacement),
     ),
     Hypothesis(
+        "decay",
         "weight decay 5e-4",
         "too weak to matter within 150 rounds: nothing changes at iid",
         PERCENT,
@@ -146,6 +151,7 @@ ALL = (
         change=lambda e: dataclasses.replace(e, make_optimizer=decayed_sgd),
     ),
     Hypothesis(
+        "computation",
         "computation includes the pass for the estimates",
         "rounds take longer, and all accuracies fall",
         PERCENT,
@@ -153,6 +159,7 @@ ALL = (
         change=lambda e: _computing_longer(e, 6 / 5),
     ),
     Hypothesis(
+        "glorot",
         "Glorot's initial weights",
         "larger weights at the start learn faster: accuracy rises at iid",
         PERCENT,
@@ -161,6 +168,7 @@ ALL = (
         change=lambda e: dataclasses.replace(e, model=_with_glorot(e.model)),
     ),
     Hypothesis(
+        "cs-order",
         "CS orders devices by time with the whole bandwidth",
         "nearly the order of the preset: cs-h changes little",
         PERCENT,
@@ -170,6 +178,7 @@ ALL = (
         policies=_both(ordered_client_selection),
     ),
     Hypothesis(
+        "cs-shares",
         "CS chooses devices at equal shares, but they send with the best ones",
         "cs-h has rounds of about 1.2 s instead of 1.4 s at R = 600 m, and is more accurate by 0.2 to 0.6 points",
         PERCENT,
@@ -178,6 +187,7 @@ ALL = (
         policies=_both(reallocated_client_selection),
     ),
     Hypothesis(
+        "delta",
         "delta beside the mean of all devices",
         "delta is larger: FC schedules more devices",
         "mean_scheduled",
@@ -188,15 +198,22 @@ ALL = (
 )
 
 
-def plan(loaded: Dataset, seeds: int) -> list[Job]:
-    jobs = variants(loaded, {PRESET: lambda e: e}, POLICIES, seeds, radius_m=RADII_M)
+def options(p: argparse.ArgumentParser) -> None:
+    words = [hypothesis.word for hypothesis in ALL]
+    p.add_argument("--only", nargs="+", choices=words, default=words, help="some of the hypotheses (default: all)")
+
+
+def plan(loaded: Dataset, seeds: int, only: Sequence[str] | None = None) -> list[Job]:
+    changed, unchanged = [], {}
     for hypothesis in ALL:
+        if only is not None and hypothesis.word not in only:
+            continue
+        radii_m = 600.0 if hypothesis.policies is None else RADII_M
         ways = {hypothesis.name: hypothesis.change}
-        if hypothesis.policies is None:
-            jobs += variants(loaded, ways, POLICIES, seeds, radius_m=600.0)
-        else:
-            jobs += variants(loaded, ways, hypothesis.policies, seeds, radius_m=RADII_M)
-    return jobs
+        changed += variants(loaded, ways, hypothesis.policies or POLICIES, seeds, radius_m=radii_m)
+        usual = variants(loaded, {PRESET: lambda e: e}, tuple(hypothesis.policies or POLICIES), seeds, radius_m=radii_m)
+        unchanged |= {str(job.labels): job for job in usual}
+    return [*unchanged.values(), *changed]
 
 
 def tell(results: xr.Dataset) -> pd.DataFrame:
@@ -206,6 +223,8 @@ def tell(results: xr.Dataset) -> pd.DataFrame:
     rows = []
     for hypothesis in ALL:
         new = runs[runs.preset == hypothesis.name].set_index([*CELL, "seed"])
+        if new.empty:
+            continue
         old = runs[runs.preset == PRESET].set_index([*CELL, "seed"]).loc[new.index]
         about = new.index.get_level_values("policy").isin(hypothesis.of)
         about &= new.index.get_level_values("distribution").isin(hypothesis.at or distributions(dataset))
@@ -284,7 +303,7 @@ def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
     return figure
 
 
-STUDY = Study("hypotheses", __doc__, plan, tell, show, draw)
+STUDY = Study("hypotheses", __doc__, plan, tell, show, draw, options=options)
 
 if __name__ == "__main__":
     leave(main(STUDY))
