@@ -89,14 +89,10 @@ def main(argv: list[str] | None = None) -> int:
         with contextlib.ExitStack() as stack:
             claim = stack.enter_context(claimed(args))
             import fcjax  # after --help and the cheapest errors: it takes seconds
-            from fcjax._sweep import run_all
             from fcjax.executor import use_one_thread, workers_for
             from fcjax.planning import most_runs, plan
-            from fcjax.results import remove_abandoned
 
-            remove_abandoned(args.out)
             use_one_thread()  # as workers do, so that the only run of a sweep has the same bits
-            command = shlex.join(["python", "experiments/sweep.py", *(sys.argv[1:] if argv is None else argv)])
             axes = {
                 "distribution": args.distribution,
                 "radius_m": args.radius,
@@ -106,6 +102,12 @@ def main(argv: list[str] | None = None) -> int:
             axes |= {"num_devices": args.devices, "seeds": range(args.seed, args.seed + args.seeds)}
             client = stack.enter_context(connected(args))
             client = stack.enter_context(workers_for(most_runs(args.policy, **axes), args.workers, client))
+
+            from fcjax._sweep import run_all  # while workers start
+            from fcjax.results import remove_abandoned
+
+            remove_abandoned(args.out)
+            command = shlex.join(["python", "experiments/sweep.py", *(sys.argv[1:] if argv is None else argv)])
             with warnings_as_lines():
                 preset = partial(fcjax.presets.shi2020, observation_error=args.observation_error)
                 jobs = plan(args.policy, **axes, dataset=args.dataset, preset=preset, progress=True)

@@ -164,7 +164,8 @@ def _on_workers(
     try:
         check_workers(client)
         client.subscribe_topic(TOPIC, hear)
-        shown.begin("running", counts=True)
+        shown.begin("compiling", counts=False)
+        is_running = False
         for group in batches:
             blob = _pickled(group, side_by_side)
             token = hashlib.sha256(blob).hexdigest()[:16]
@@ -195,6 +196,9 @@ def _on_workers(
                 for index, run in zip(task.indices, runs, strict=True):
                     num_finished += 1
                     yield task.group.jobs[index], dataclasses.replace(run, labels=task.group.jobs[index].labels)
+            if not is_running and (parts or num_finished):
+                shown.begin("running", counts=True)
+                is_running = True
             under_way = sum(part * len(tasks[key].indices) for key, part in list(parts.items()) if key in tasks)
             shown.update(num_finished + under_way, num_finished)
     except Exception as error:
