@@ -137,9 +137,12 @@ def num_devices(cell: Cell) -> int:
 def uplink(observation: Observation, cell: Cell, *, needs_upload: bool = True) -> tuple[Observation, Cell]:
     """Checks what the rate of an upload depends on; where bandwidth is to be shared, there must be an upload."""
     per_device = (num_devices(cell),)
-    for field in dataclasses.fields(cell):  # also of those that do not matter here: programs are given all of them
-        real(f"cell.{field.name}", getattr(cell, field.name), (), per_device)
-    fields = {name: of_cell(name, cell) for name in ("bandwidth_hz", "noise_psd_w_hz", "power_w", "upload_bits")}
+    # also those that do not matter here: programs are given all of them
+    fields = {
+        field.name: real(f"cell.{field.name}", getattr(cell, field.name), (), per_device)
+        for field in dataclasses.fields(cell)
+    }
+    fields |= {name: of_cell(name, cell) for name in ("bandwidth_hz", "noise_psd_w_hz", "power_w", "upload_bits")}
     if needs_upload:
         positive("cell.upload_bits", fields["upload_bits"])
     return (

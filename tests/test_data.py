@@ -1,4 +1,3 @@
-import contextlib
 import gzip
 import http.server
 import multiprocessing
@@ -154,25 +153,6 @@ def test_a_broken_answer_is_one_failure_among_others(publisher, tmp_path, monkey
             threading.Thread(target=serve, daemon=True).start()
             with pytest.raises(fetch.SourceError, match=reason):
                 fetch.download(f"http://127.0.0.1:{server.getsockname()[1]}/x", tmp_path / "x", "")
-
-
-def test_a_dripping_source_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(fetch, "ANSWER_S", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def drip():
-            connection, _ = server.accept()
-            with connection, contextlib.suppress(OSError):
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
-                for _ in range(100):
-                    connection.sendall(b"x")
-                    time.sleep(0.05)
-
-        threading.Thread(target=drip, daemon=True).start()
-        start = time.monotonic()
-        with pytest.raises(fetch.SourceError, match=r"\d+ bytes in 0.3 s are as good as no answer"):
-            fetch.download(f"http://127.0.0.1:{server.getsockname()[1]}/x", tmp_path / "x", "")
-        assert time.monotonic() - start < 3
 
 
 def test_a_data_set_of_the_same_name_elsewhere_is_another(small_mnist, tmp_path, monkeypatch):

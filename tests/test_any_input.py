@@ -1,0 +1,345 @@
+"""Public functions with arbitrary input: physical, absurd, not finite, of wrong shapes and types, or no number at all.
+
+Each gives a right answer or a named error: a ValueError or OSError of fcjax. Finite input never gives NaN. For a long
+search: `pytest -m slow tests/test_any_input.py --hypothesis-profile search`.
+"""
+
+import functools
+import traceback
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import fcjax
+from fcjax import bandwidth, bounds, data, latency, models, policies, presets, radio
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quick_compilation")]
+PACKAGE = Path(fcjax.__file__).parent
+CLOUDS = data.synthetic.classification(1200, 100, num_features=4, num_labels=4, spread=0.5)
+JUNK = ("many", None, 1j, [1.0, [2.0]], True, b"7", {}, (), np.array("x"), np.datetime64("2020"))
+POLICIES = ("fc", "exact", "rd", "pf", "cs-l", "cs-h", "as-l", "as-h", "fixed-1", "fixed-3")
+TOLERANCE = 1e-4  # in time: single precision, with room for what is summed
+
+
+@pytest.fixture(autouse=True, scope="module")
+def rank_promotion_as_users_have_it():
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def mostly(good, *bad):
+    """One in 30 is bad, so that about half of all calls are good."""
+    return st.integers(0, 29).flatmap(lambda chance: st.one_of(*bad) if chance == 29 else good)
+
+
+def number(low, high):
+    return mostly(st.floats(low, high), st.floats(), st.integers(), st.sampled_from([0.0, -low, *JUNK]))
+
+
+def whole(low, high):
+    return mostly(st.integers(low, high), st.integers(), st.floats(), st.sampled_from(JUNK))
+
+
+def array(low, high, size):
+    dtypes = st.sampled_from([np.float32, np.float64])
+    absurd = hnp.arrays(st.sampled_from([np.float32, np.float64, np.float16, np.int64, np.uint8]), size)
+    good = st.tuples(hnp.arrays(float, size, elements=st.floats(low, high)), dtypes).map(lambda x: x[0].astype(x[1]))
+    others = good.map(list), good.map(jnp.asarray), good.map(lambda x: x[:-1]), good.map(lambda x: np.stack([x, x]))
+    return mostly(good, absurd, *others, number(low, high))
+
+
+def cells(size):
+    return st.builds(
+        fcjax.Cell,
+        bandwidth_hz=number(1e4, 1e9),
+        noise_psd_w_hz=number(1e-22, 1e-18),
+        power_w=array(1e-4, 10, size),
+        upload_bits=number(1e3, 1e10) | array(1e3, 1e10, size),
+        radius_m=number(10, 1e4),
+        min_distance_m=number(0.1, 100),
+        reference_gain=number(1e-16, 1e-8),
+        path_loss_exponent=number(1, 6),
+        scatter=number(1e-3, 1),
+        shadowing_db=number(0.1, 12),
+        sample_floor_s=number(1e-6, 1e-1),
+        sample_rate_hz=number(10, 1e6),
+    )
+
+
+def observations(size):
+    return st.builds(fcjax.Observation, gain=array(1e-16, 1e-6, size), compute_s=array(1e-3, 1e2, size))
+
+
+def sets(size):
+    return mostly(hnp.arrays(bool, size), array(0, 1, size))
+
+
+def contexts(size):
+    return st.builds(
+        fcjax.RoundContext,
+        observations(size),
+        st.builds(fcjax.Estimates, array(0.1, 10, size), array(0.1, 100, size), array(0.01, 10, size)),
+        cells(size),
+        st.builds(
+            fcjax.Training,
+            learning_rate=number(1e-4, 1),
+            momentum=number(0.1, 0.99),
+            budget_s=number(1, 1e4),
+            num_samples=array(1, 1e5, size),
+        ),
+        elapsed_s=number(1e-2, 60),
+        round_index=st.integers(0, 1000),
+    )
+
+
+def in_bounds(size, **others):
+    return st.fixed_dictionaries(
+        {
+            "beta": number(0.1, 100) | array(0.1, 100, size),
+            "delta": array(0.01, 10, size),
+            "num_samples": array(1, 1e5, size),
+            "learning_rate": number(1e-4, 1),
+            "local_steps": number(1, 50),
+            **others,
+        },
+        optional={"constant": st.sampled_from(["valid", "published", "other"])},
+    )
+
+
+def drifts(size):
+    return in_bounds(size).map(lambda x: {n: x[n] for n in ("delta", "beta", "learning_rate", "local_steps")})
+
+
+keys = st.integers(0, 2**31 - 1).map(jax.random.key)
+of_bound = {"rho": number(0.1, 10), "phi": number(1e-3, 10)}
+
+
+def attempt(function, *args, **kwargs):
+    """The answer; None after a named error, or if the input was not finite."""
+    try:
+        answer = jax.block_until_ready(function(*args, **kwargs))
+    except (ValueError, OSError) as error:
+        where = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+        if PACKAGE not in where.parents or not str(error):
+            raise
+        return None
+    if not is_finite((args, kwargs)):
+        return None
+    assert not has_nan(answer), f"NaN from finite input: {answer}"
+    return answer
+
+
+def has_nan(tree):
+    return any(
+        np.isnan(leaf).any() for leaf in jax.tree.leaves(tree) if getattr(leaf, "dtype", np.dtype("O")).kind == "f"
+    )
+
+
+def is_finite(tree):
+    """Whether all are numbers, and finite, in single precision too."""
+    for leaf in jax.tree.leaves(tree, is_leaf=lambda x: x is None):
+        if isinstance(leaf, str | bool) or (
+            isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        ):
+            continue
+        try:
+            if not np.isfinite(np.asarray(leaf, np.float32)).all():
+                return False
+        except (TypeError, ValueError, OverflowError):
+            return False
+    return True
+
+
+ARRAYS = {  # what takes one array or number for each device: the function and its arguments
+    "required_share": lambda m: (fcjax.required_share, number(1e-3, 1e3), observations(m), cells(m)),
+    "fastest_sets": lambda m: (fcjax.fastest_sets, observations(m), cells(m)),
+    "round_time": lambda m: (bandwidth.round_time, sets(m), array(1e-6, 1, m), observations(m), cells(m)),
+    "required_efficiency": lambda m: (radio.required_efficiency, array(1e-9, 1, m)),
+    "rate": lambda m: (radio.rate, array(1e-6, 1, m), observations(m), cells(m)),
+    "path_gain": lambda m: (radio.path_gain, array(1, 1e4, m), cells(m)),
+    "place": lambda m: (radio.place, keys, cells(m)),
+    "fade": lambda m: (radio.fade, keys, cells(m)),
+    "dbm_to_w": lambda m: (radio.dbm_to_w, array(-200, 200, m)),
+    "compute_time": lambda m: (latency.compute_time, keys, number(1, 1e6), cells(m)),
+    "mean_drift": lambda m: (bounds.mean_drift, drifts(m)),
+    "local_drift": lambda m: (bounds.local_drift, drifts(m)),
+    "sampling_constant": lambda m: (bounds.sampling_constant, in_bounds(m)),
+    "scheduling_penalty": lambda m: (bounds.scheduling_penalty, number(1, m), in_bounds(m)),
+    "convergence_bound": lambda m: (bounds.convergence_bound, number(1, m), number(1, 1e4), in_bounds(m, **of_bound)),
+    "scheduling_objective": lambda m: (
+        bounds.scheduling_objective,
+        number(1, m),
+        number(1e-2, 1e3),
+        in_bounds(m, **of_bound, budget_s=number(1, 1e4)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@given(drawn=st.data())
+def test_functions_of_arrays(name, drawn):
+    function, *arguments = ARRAYS[name](drawn.draw(st.sampled_from([1, 5])))
+    args = [drawn.draw(argument) for argument in arguments]
+    kwargs = args.pop() if isinstance(args[-1], dict) and "learning_rate" in args[-1] else {}
+    attempt(function, *args, **kwargs)
+
+
+@given(
+    array(-0.3678, 1e9, 5) | array(-0.3678, -1e-9, 5),
+    mostly(st.sampled_from([0, -1]), st.sampled_from([1, "0", None, np.nan])),
+)
+def test_lambertw(z, branch):
+    def in_domain(z, branch):
+        w = np.asarray(fcjax.lambertw(z, branch), float)
+        z = np.asarray(z, float)
+        inside = (z > -0.3678) & ((z < 0) | (branch == 0)) & (np.abs(z) > 1e-37)
+        return z[inside], w[inside]
+
+    found = attempt(in_domain, z, branch)
+    if found is not None:
+        z, w = found
+        assert np.all(np.abs(w * np.exp(w) - z) <= 1e-5 * (1 + np.abs(w)) * np.abs(z))
+        assert np.all((w > -1) == (branch == 0))
+
+
+@given(sets(5), observations(5), cells(5))
+def test_allocate(who, seen, cell):
+    decision = attempt(fcjax.allocate, who, seen, cell)
+    if decision is None or not np.isfinite(decision.round_s) or not np.any(decision.scheduled):
+        return
+    share, who = np.asarray(decision.share, float), np.asarray(decision.scheduled)
+    assert np.all(share[~who] == 0)
+    assert share.sum() == pytest.approx(1, rel=1e-5)
+    numbers = (seen.gain, seen.compute_s, cell.power_w, cell.upload_bits, cell.bandwidth_hz, cell.noise_psd_w_hz)
+    gain, compute_s, power_w, bits, band, noise = (np.asarray(x, float) for x in numbers)
+    snr = power_w * gain / (band * noise)
+    if all(np.all((x > 1e-18) & (x < 1e18)) for x in (snr, band * noise, bits / band)):  # what float32 can hold
+        used = np.where(share > 0, share, 1)
+        rate = oracles.rate(used, gain, bandwidth_hz=band, noise_psd_w_hz=noise, power_w=power_w)
+        late = np.abs(compute_s + bits / rate - float(decision.round_s)) > TOLERANCE * float(decision.round_s)
+        assert not np.any(late & (share > 0))
+
+
+@given(mostly(st.sampled_from(POLICIES), st.text()), number(1e-3, 10), contexts(5), keys)
+def test_policies(name, phi, context, key):
+    def select(name, phi, context, key):
+        policy = policies.by_name(name, phi=phi)
+        return policy.select(key, policy.init(context.cell), context)[1]
+
+    decision = attempt(select, name, phi, context, key)
+    if decision is not None:
+        assert np.any(decision.scheduled)
+        assert np.sum(decision.share) <= 1 + 1e-5
+
+
+@given(
+    st.sampled_from(["iid", "l1", "l3", "l10", "l11", "dir0.3", "dir1e-9", "dir0", "l3-shuffled"]) | st.text(),
+    whole(1, 20),
+    st.fixed_dictionaries({"seed": whole(0, 1000), "min_size": whole(0, 40)}),
+)
+def test_partitions(name, num_devices, options):
+    parts = attempt(data.partition.by_name, name, np.arange(600) % 10, num_devices, **options)
+    if parts is not None:
+        held = np.concatenate([parts.of_device(i) for i in range(parts.num_devices)])
+        assert len(np.unique(held)) == len(held), "a sample is on two devices"
+
+
+scales = {"mean": number(1e-2, 1), "std": number(1e-2, 10)}
+
+
+@given(
+    st.tuples(
+        st.just(models.mlp),
+        st.tuples(st.tuples(whole(1, 5), st.just(3)), whole(1, 9)),
+        st.fixed_dictionaries({"hidden": st.tuples(whole(1, 9)), **scales}),
+    )
+    | st.tuples(st.just(models.linear_regression), st.tuples(whole(1, 9)), st.fixed_dictionaries(scales))
+    | st.tuples(
+        st.just(models.squared_svm),
+        st.tuples(whole(1, 9)),
+        st.fixed_dictionaries({"regularisation": number(1e-3, 1), **scales}),
+    )
+)
+def test_models(made):
+    factory, args, kwargs = made
+
+    def losses(args, kwargs):
+        model = factory(*args, **kwargs)
+        features = args[0] if factory is models.mlp else args[:1]
+        return models.upload_bits(model), model.losses(
+            model.init(jax.random.key(0)), jnp.ones((2, *features)), jnp.zeros(2, int)
+        )
+
+    attempt(losses, args, kwargs)
+
+
+sizes = whole(1, 50), whole(1, 50)
+
+
+@given(
+    st.tuples(
+        st.just(data.synthetic.regression),
+        st.tuples(*sizes),
+        st.fixed_dictionaries({"num_features": whole(1, 9), "noise": number(1e-3, 10), "seed": whole(1, 99)}),
+    )
+    | st.tuples(
+        st.just(data.synthetic.classification),
+        st.tuples(*sizes),
+        st.fixed_dictionaries({"num_features": whole(1, 9), "num_labels": whole(1, 9), "spread": number(1e-3, 10)}),
+    )
+)
+def test_synthetic_tasks(made):
+    attempt(made[0], *made[1], **made[2])
+
+
+@given(st.text("mnist/.._-0:~ \\\n\0é") | st.sampled_from(JUNK))
+def test_names_of_data_sets(name):
+    attempt(data.load, name)
+
+
+@pytest.fixture(scope="module")
+def results_file():
+    return fcjax.sweep(
+        "fixed-1", dataset=CLOUDS, preset=functools.partial(presets.shi2020, hidden=()), num_devices=2, budget_s=3.0
+    )
+
+
+@given(changes=st.dictionaries(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), end=st.floats(0, 1))
+def test_damaged_files_of_results(changes, end, results_file, tmp_path_factory):
+    path = tmp_path_factory.mktemp("damaged") / "results.nc"
+    fcjax.results.save(results_file, path)
+    content = bytearray(path.read_bytes())
+    for where, value in changes.items():
+        content[int(where * len(content))] = value
+    path.write_bytes(content[: int(end * len(content))])
+    attempt(lambda path: fcjax.results.summary(fcjax.results.load(path)), str(path))
+
+
+@given(
+    mostly(st.just("pf"), st.text(), st.just("fixed-0")),
+    st.fixed_dictionaries(
+        {
+            "distribution": mostly(st.just("l1"), st.sampled_from(["iid", "dir0.5", "l7", "dir0", ""]), st.text()),
+            "radius_m": number(10, 2000),
+            "phi": number(1e-3, 10),
+            "budget_s": number(1, 3),
+            "num_devices": mostly(st.just(3), whole(1, 20), st.just([3, 3])),
+            "seeds": mostly(st.integers(1, 2), st.integers(-3, 0), st.sampled_from(JUNK)),
+            "workers": mostly(st.just(1), st.integers(-1, 1), st.sampled_from(JUNK)),
+        }
+    ),
+)
+def test_sweeps(policy, settings):
+    def rows(policy, settings):
+        preset = functools.partial(presets.shi2020, hidden=(), momentum=0.5)
+        found = fcjax.results.summary(fcjax.sweep(policy, dataset=CLOUDS, preset=preset, **settings))
+        return {name: found[name].to_numpy(float) for name in ("best_accuracy", "tilde_accuracy", "elapsed_s")}
+
+    attempt(rows, policy, settings)
