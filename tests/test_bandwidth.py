@@ -248,6 +248,7 @@ def test_derivatives_in_every_leaf(radius_m, x64):
     assert all(np.array_equal(gradient[name] != 0, scheduled) for name in ("gain", "power_w", "compute_s"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 def test_check_grads_of_the_round_time(x64):
     observation, cell = worlds.build(worlds.draw(np.random.default_rng(5), 4), np.float64)
@@ -263,7 +264,7 @@ def test_gradients_in_float32(world):
     np.testing.assert_array_less(0, gradient.compute_s)
 
 
-@pytest.mark.parametrize("num_devices", [1, 2, 6, 10])
+@pytest.mark.parametrize("num_devices", [1, 2, 6, pytest.param(10, marks=pytest.mark.slow)])
 def test_fastest_sets_against_all_subsets(num_devices, dtype):
     rng = np.random.default_rng(num_devices)
     solve = jax.jit(fcjax.fastest_sets)

@@ -66,7 +66,7 @@ def test_fast_converge_is_the_literal_algorithm(part, x64):
     assert len(set(sizes)) > 1, "worlds in which the stopping rule decides"
 
 
-@pytest.mark.parametrize("num_devices", [2, 4, 10])
+@pytest.mark.parametrize("num_devices", [2, 4, pytest.param(10, marks=pytest.mark.slow)])
 def test_exact_equals_enumeration_and_is_never_worse_than_greedy(num_devices, x64):
     rng = np.random.default_rng(3)
     for _ in range(4 if num_devices == 10 else 40):

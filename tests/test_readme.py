@@ -32,6 +32,7 @@ def python_snippets():
     return re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
 
 
+@pytest.mark.slow
 def test_snippets_run_in_order(capsys, monkeypatch):
     digits = small_digits()
     monkeypatch.setattr(data, "load", lambda name: digits)
