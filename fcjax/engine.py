@@ -104,12 +104,14 @@ class Program:
 
     def _compile(self) -> dict[jax.Device, Compiled]:
         program = _program(self.group.template(), self.group.selects(), self._num_slots > 1)
-        one = self._begin(0)
+        slot, of_run = self._slot(0)
+        one = slot, jax.eval_shape(begin, *of_run)
 
         def compiled(device: jax.Device) -> Compiled:
             place = jax.sharding.SingleDeviceSharding(device)
             shape = lambda leaf: jax.ShapeDtypeStruct((self._num_slots, *leaf.shape), leaf.dtype, sharding=place)  # noqa: E731
-            return programs.compile_once(program.lower(*jax.tree.map(shape, one), self._shared[device]))
+            lowered = program.lower(*jax.tree.map(shape, one), self._shared[device])
+            return programs.compile_once(lowered, meanwhile=lambda: self._begin(0))
 
         return {device: compiled(device) for device in self._devices}
 
@@ -147,13 +149,17 @@ class Program:
 
     def _begin(self, index: int) -> tuple[_Slot, State]:
         """A run before its first round, as arrays of the host."""
+        slot, of_run = self._slot(index)
+        return jax.tree.map(leaves.on_host, (slot, begin(*of_run)))
+
+    def _slot(self, index: int) -> tuple[_Slot, tuple]:
+        """What distinguishes a run, and the arguments of `begin` for it."""
         job = self.group.jobs[index]
         experiment = job.experiment
         # On the first device, whichever takes the run: w_0 is tested as all that follow it.
         key = jax.device_put(jax.random.key(job.labels["seed"]), self._devices[0])
-        state = begin(key, self._policy_states[index], experiment)
         slot = _Slot(jax.random.key_data(key), self.group.own(experiment), np.int32(most_rounds(experiment)))
-        return jax.tree.map(leaves.on_host, (slot, state))
+        return slot, (key, self._policy_states[index], experiment)
 
 
 def _next(waiting: queue.SimpleQueue) -> int | None:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 import filelock
@@ -38,16 +39,27 @@ def kept_in() -> str | None:
     return getattr(jax.config, "jax_compilation_cache_dir", None)
 
 
-def compile_once(lowered: Lowered) -> Compiled:
-    """Compiles a program; of several processes that need the same one at the same time, the others find it on disk."""
+def compile_once(lowered: Lowered, meanwhile: Callable[[], object]) -> Compiled:
+    """Compiles a program. If several processes need it at the same time, one compiles it, and the others read it.
+
+    Args:
+      lowered: the program.
+      meanwhile: what the others do while they wait, such as compiling the next program.
+    """
     folder = kept_in()
-    with contextlib.ExitStack() as stack:
-        if folder and Path(folder).is_dir():
-            name = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
-            # A process that was stopped may hold the lock, and the folder may be read-only.
-            with contextlib.suppress(filelock.Timeout, OSError):
-                stack.enter_context(filelock.FileLock(Path(folder) / f".{name}.lock", timeout=_PATIENCE_S))
+    if not folder or not Path(folder).is_dir():
         return lowered.compile()
+    name = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
+    lock = filelock.FileLock(Path(folder) / f".{name}.lock")
+    # A process that was stopped may hold the lock, and the folder may be read-only.
+    with contextlib.ExitStack() as stack, contextlib.suppress(filelock.Timeout, OSError):
+        try:
+            stack.enter_context(lock.acquire(timeout=0))
+        except filelock.Timeout:
+            meanwhile()
+            stack.enter_context(lock.acquire(timeout=_PATIENCE_S))
+        return lowered.compile()
+    return lowered.compile()
 
 
 def _processor() -> str:
