@@ -21,7 +21,7 @@ from verdicts import FAILS, HOLDS, UNDECIDED
 
 from fcjax import policies
 from fcjax.data import Dataset
-from fcjax.jobs import Job
+from fcjax.sweeps.jobs import Job
 
 
 def plan(loaded: Dataset, seeds: int) -> list[Job]:

@@ -24,7 +24,7 @@ from table3 import CELL, beside_published
 from verdicts import Range, mean_of, resampled
 
 from fcjax.data import Dataset
-from fcjax.jobs import Job
+from fcjax.sweeps.jobs import Job
 
 FEW = ("rd", "pf", "cs-l", "as-l")
 # Cells at R = 200 m that had no part in finding the rule; at the other radii none had.

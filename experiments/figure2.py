@@ -10,7 +10,7 @@ from console import leave
 from reproduction import PERCENT, Block, Study, colours, grid, main, means, plt, stated, summary, told
 
 from fcjax.data import Dataset
-from fcjax.jobs import Job
+from fcjax.sweeps.jobs import Job
 
 PHIS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 ERRORS = {0.1: "o", 0.2: "^"}  # and their markers

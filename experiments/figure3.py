@@ -11,7 +11,7 @@ from console import leave
 from reproduction import Block, Study, colours, grid, interval, main, plt
 
 from fcjax.data import Dataset
-from fcjax.jobs import Job
+from fcjax.sweeps.jobs import Job
 
 TRACES = {
     "accuracy": "accuracy",

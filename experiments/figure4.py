@@ -9,7 +9,7 @@ from console import leave
 from reproduction import PERCENT, Block, Study, colours, grid, main, means, plt, summary, told
 
 from fcjax.data import Dataset
-from fcjax.jobs import Job
+from fcjax.sweeps.jobs import Job
 
 NUMBERS = range(1, 21)
 

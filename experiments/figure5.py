@@ -13,8 +13,8 @@ from reproduction import POLICIES, Block, Study, colours, distributions, grid, i
 from verdicts import resampled
 
 from fcjax.data import Dataset
-from fcjax.jobs import Job
-from fcjax.plots import held
+from fcjax.report.plots import held
+from fcjax.sweeps.jobs import Job
 
 LEVEL = {"mnist": 0.8, "cifar10": 0.4}  # accuracy whose time is told; the paper's on MNIST
 SETTING = ("radius_m", "distribution")

@@ -15,7 +15,8 @@ import numpy as np
 from tqdm.auto import tqdm
 
 import fcjax
-from fcjax import contract, policies, radio
+from fcjax import policies, radio
+from fcjax.policies import contract
 
 BATCH = 500
 

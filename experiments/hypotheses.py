@@ -25,8 +25,8 @@ from verdicts import Range, mean_of, resampled
 import fcjax
 from fcjax import Policy, models, policies
 from fcjax.data import Dataset
-from fcjax.experiment import Experiment
-from fcjax.jobs import Job
+from fcjax.simulation.experiment import Experiment
+from fcjax.sweeps.jobs import Job
 from fcjax.types import Decision
 
 PRESET = "preset"

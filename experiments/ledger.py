@@ -1,8 +1,8 @@
 """The ledger: every run of the reproduction in brief, committed beside the tables and figures made from it.
 
 OUT/runs_DATASET.nc has a row for each run, under the fingerprint of everything the run depends on (see
-`fcjax.archive`): its settings, its summary, and the accuracy and simulated time of every round. Runs whose other traces
-a study draws have those too. A study runs only what the ledger lacks, so a clone makes every table again without
+`fcjax.sweeps.archive`): its settings, its summary, and the accuracy and simulated time of every round. Runs whose other
+traces a study draws have those too. A study runs only what the ledger lacks, so a clone makes every table again without
 training, and a reader can look at single runs:
 
     runs = xarray.open_dataset("experiments/results/paper/runs_mnist.nc")
@@ -18,10 +18,11 @@ import pandas as pd
 import xarray as xr
 
 from fcjax import results
-from fcjax._sweep import run_all
-from fcjax.archive import Fingerprints
-from fcjax.executor import workers_for
-from fcjax.jobs import Job
+from fcjax.runtime import files
+from fcjax.sweeps.archive import Fingerprints
+from fcjax.sweeps.executor import workers_for
+from fcjax.sweeps.jobs import Job
+from fcjax.sweeps.run import run_all
 
 COMMITTED = Path(__file__).parent / "results" / "paper"
 CURVES = ("accuracy", "elapsed_s")  # (run, round)
@@ -117,4 +118,4 @@ def save(rows: xr.Dataset, path: Path) -> None:
     """Writes the ledger, whole or not at all, in an order that does not depend on when runs were done."""
     rows = rows.sortby(["preset", "policy", "distribution", "radius_m", "phi", "observation_error", "seed"])
     packed = {name: {"zlib": True, "complevel": 6, "shuffle": True} for name in (*CURVES, *TRACES)}
-    results.write_whole(path, lambda part: rows.to_netcdf(part, engine="netcdf4", encoding=packed))
+    files.write_whole(path, lambda part: rows.to_netcdf(part, engine="netcdf4", encoding=packed))

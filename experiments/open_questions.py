@@ -31,8 +31,8 @@ from reproduction import (
 
 from fcjax import Policy, policies
 from fcjax.data import Dataset
-from fcjax.experiment import Experiment
-from fcjax.jobs import Job
+from fcjax.simulation.experiment import Experiment
+from fcjax.sweeps.jobs import Job
 from fcjax.types import Estimates
 
 

@@ -28,8 +28,8 @@ from reproduction import (
 
 from fcjax import models
 from fcjax.data import Dataset
-from fcjax.experiment import Experiment
-from fcjax.jobs import Job
+from fcjax.simulation.experiment import Experiment
+from fcjax.sweeps.jobs import Job
 
 
 def _radio(experiment: Experiment, **changes: float) -> Experiment:

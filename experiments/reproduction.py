@@ -29,12 +29,12 @@ from console import Block, as_text, check_writable, end_on_sigterm, warnings_as_
 
 import fcjax
 from fcjax import presets
-from fcjax.executor import use_one_thread
-from fcjax.experiment import Experiment
-from fcjax.jobs import Job
-from fcjax.planning import plan
-from fcjax.plots import COLOURS, STYLE, interval
-from fcjax.results import write_whole
+from fcjax.report.plots import COLOURS, STYLE, interval
+from fcjax.runtime.files import write_whole
+from fcjax.runtime.hardware import use_one_thread
+from fcjax.simulation.experiment import Experiment
+from fcjax.sweeps.jobs import Job
+from fcjax.sweeps.planning import plan
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

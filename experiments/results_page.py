@@ -24,7 +24,7 @@ import table3
 from reproduction import as_markdown
 from verdicts import FAILS, HOLDS, UNDECIDED
 
-from fcjax.results import write_whole
+from fcjax.runtime.files import write_whole
 
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 # With their headings; the tables of the figures are long, and folded away.

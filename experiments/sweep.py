@@ -89,8 +89,9 @@ def main(argv: list[str] | None = None) -> int:
         with contextlib.ExitStack() as stack:
             claim = stack.enter_context(claimed(args))
             import fcjax  # after --help and the cheapest errors: it takes seconds
-            from fcjax.executor import use_one_thread, workers_for
-            from fcjax.planning import most_runs, plan
+            from fcjax.runtime.hardware import use_one_thread
+            from fcjax.sweeps.executor import workers_for
+            from fcjax.sweeps.planning import most_runs, plan
 
             use_one_thread()  # as workers do, so that the only run of a sweep has the same bits
             axes = {
@@ -103,8 +104,8 @@ def main(argv: list[str] | None = None) -> int:
             client = stack.enter_context(connected(args))
             client = stack.enter_context(workers_for(most_runs(args.policy, **axes), args.workers, client))
 
-            from fcjax._sweep import run_all  # while workers start
-            from fcjax.results import remove_abandoned
+            from fcjax.runtime.files import remove_abandoned
+            from fcjax.sweeps.run import run_all  # while workers start
 
             remove_abandoned(args.out)
             command = shlex.join(["python", "experiments/sweep.py", *(sys.argv[1:] if argv is None else argv)])
@@ -221,7 +222,7 @@ def claimed(args: argparse.Namespace):
                 )
 
         def write() -> None:
-            from fcjax.results import write_whole
+            from fcjax.runtime.files import write_whole
 
             write_whole(path, lambda part: Path(part).write_text(json.dumps(this, indent=1) + "\n"))
 
@@ -234,7 +235,8 @@ def write(results, out: Path):
 
     matplotlib.use("Agg")
     from fcjax import plots
-    from fcjax.results import summary, write_whole
+    from fcjax.runtime.files import write_whole
+    from fcjax.sweeps.results import summary
 
     rows = summary(results)
     text = rows.to_csv(index=False, float_format="%.7g", na_rep="nan")
@@ -252,7 +254,7 @@ def write(results, out: Path):
 
 def table(rows) -> str:
     """Means over seeds with 95% intervals, a line for each combination of settings."""
-    from fcjax.plots import interval
+    from fcjax.report.plots import interval
 
     cell = ["dataset", "policy", "distribution", "radius_m", "phi", "devices", "budget_s"]
     shown = {

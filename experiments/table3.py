@@ -15,7 +15,7 @@ from console import leave
 from reproduction import PERCENT, POLICIES, RADII_M, Block, Study, grid, main, means, plt, published, summary, told
 
 from fcjax.data import Dataset
-from fcjax.jobs import Job
+from fcjax.sweeps.jobs import Job
 
 EXTRA = ("exact", "fixed-best", "as-written")
 # Twenty policies more at every radius; on CIFAR-10 each radius takes most of an hour.

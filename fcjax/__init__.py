@@ -3,19 +3,23 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fcjax import bounds, data, latency, policies, presets, programs, radio
-from fcjax.bandwidth import allocate
-from fcjax.contract import check_policy
-from fcjax.experiment import Experiment
-from fcjax.lambertw import lambertw
-from fcjax.radio import required_share
-from fcjax.sets import fastest_sets
-from fcjax.simulate import simulate
+from fcjax import data, policies, presets
+from fcjax.learning import batches, models
+from fcjax.policies.contract import check_policy
+from fcjax.runtime import programs
+from fcjax.simulation.experiment import Experiment
+from fcjax.simulation.simulate import simulate
+from fcjax.theory import bounds
 from fcjax.types import Cell, Decision, Estimates, Observation, Policy, RoundContext, Training
+from fcjax.wireless import latency, radio
+from fcjax.wireless.bandwidth import allocate
+from fcjax.wireless.lambertw import lambertw
+from fcjax.wireless.radio import required_share
+from fcjax.wireless.sets import fastest_sets
 
 if TYPE_CHECKING:
-    from fcjax import results
-    from fcjax._sweep import sweep
+    from fcjax.sweeps import results
+    from fcjax.sweeps.run import sweep
 
 __all__ = [
     "Cell",
@@ -27,12 +31,15 @@ __all__ = [
     "RoundContext",
     "Training",
     "allocate",
+    "batches",
     "bounds",
     "check_policy",
     "data",
     "fastest_sets",
     "lambertw",
     "latency",
+    "models",
+    "plots",
     "policies",
     "presets",
     "programs",
@@ -44,7 +51,7 @@ __all__ = [
 ]
 
 # Their modules need xarray and pandas: importing these takes as long as JAX, and a worker does without.
-_LAZY = {"results": "fcjax.results", "sweep": "fcjax._sweep"}
+_LAZY = {"plots": "fcjax.report.plots", "results": "fcjax.sweeps.results", "sweep": "fcjax.sweeps.run"}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from fcjax import batches, data, models, radio
+from fcjax import data
 from fcjax.data import Dataset
-from fcjax.experiment import Experiment
+from fcjax.learning import batches, models
+from fcjax.simulation.experiment import Experiment
 from fcjax.types import Cell, Estimates, Training
+from fcjax.wireless import radio
 
 # Per data set: learning rate, budget in s, and the mean and standard deviation by which inputs are normalised, those of
 # PyTorch's examples. With CIFAR-10's true channel statistics instead, cells with two labels a device fall short.

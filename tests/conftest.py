@@ -10,7 +10,8 @@ import hypothesis
 import jax
 import pytest
 
-from fcjax import executor, programs
+from fcjax import programs
+from fcjax.sweeps import executor
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=100)
@@ -87,7 +88,7 @@ def start(tmp_path_factory):
     base = tmp_path_factory.getbasetemp()
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"
     folder = Path(__file__).parents[1]
-    paths = os.pathsep.join(map(str, (folder, folder / "tests", folder / "experiments")))
+    paths = os.pathsep.join(map(str, (folder, folder / "tests" / "support", folder / "experiments")))
 
     def start(code, *arguments, devices=1):
         environment = os.environ | {

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import fcjax
-from fcjax import bandwidth, bounds, data, latency, models, policies, presets, radio
+from fcjax import bounds, data, latency, models, policies, presets, radio
+from fcjax.wireless import bandwidth
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quick_compilation")]
 PACKAGE = Path(fcjax.__file__).parent

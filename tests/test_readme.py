@@ -95,7 +95,10 @@ def test_the_slurm_script_with_an_sbatch_that_runs_jobs_here(tmp_path):
     for name, content in (("sbatch", SBATCH.format(pids=pids)), ("scancel", "#!/bin/sh\nkill $@\n")):
         (tmp_path / name).write_text(content)
         (tmp_path / name).chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(__file__).parent / "support"),
+    }
     command = [sys.executable, "slurm.py"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -23,21 +23,24 @@ import report
 from jax import lax
 
 import fcjax
-from fcjax import executor, keys, learning, rounds
-from fcjax.simulate import advance, begin
+from fcjax import keys
+from fcjax.learning import evaluation, updates
+from fcjax.runtime import hardware
+from fcjax.simulation.simulate import advance, begin
+from fcjax.wireless import world
 
 NUM_DEVICES = 20
 NUMBERS = (1, 3, 6, 12, 20)
 SEEDS = (1, 5, 20)
 WEIGHTS = 784 * 64  # of the first layer; the second has a hundredth
 ROUNDS = 16  # in a program
-CORES = executor.num_cores()
+CORES = hardware.num_cores()
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = report.parser(__doc__)
     args = parser.parse_args(argv)
-    executor.use_one_thread()
+    hardware.use_one_thread()
     print(report.machine())
     experiment = jax.tree.map(np.asarray, fcjax.presets.shi2020("mnist", distribution="l1"))
     samples = dataclasses.replace(experiment.training, num_samples=np.asarray(experiment.data.sizes, np.float32))
@@ -128,11 +131,9 @@ class Later:
         seen = fcjax.Observation(self.records.gain, self.records.compute_s)
 
         def observe(carry, index, experiment):
-            draw = rounds.RoundKeys(
-                *jax.random.split(jax.random.fold_in(self.key, index), len(rounds.RoundKeys._fields))
-            )
-            truth = rounds.observe(draw, experiment.cell, experiment.training)
-            return carry, rounds.misjudge(draw.error, truth, experiment.observation_error)
+            draw = world.RoundKeys(*jax.random.split(jax.random.fold_in(self.key, index), len(world.RoundKeys._fields)))
+            truth = world.observe(draw, experiment.cell, experiment.training)
+            return carry, world.misjudge(draw.error, truth, experiment.observation_error)
 
         def schedule(policy_state, index, shared):
             experiment, state, seen = shared
@@ -144,7 +145,7 @@ class Later:
 
         def test(params, _, experiment):
             params = jax.tree.map(lambda x: 0.999 * x, params)  # or else it would be done once for all rounds
-            return params, rounds.evaluate(params, experiment.model, experiment.test_x, experiment.test_y)
+            return params, evaluation.evaluate(params, experiment.model, experiment.test_x, experiment.test_y)
 
         def everything(state, _, experiment):
             state, record = advance(self.key, state, experiment, self.policy.select, 10**6, 1)
@@ -166,7 +167,7 @@ class Later:
 
         def step(params, index, shared):
             experiment, masks = shared
-            trained = learning.train_round(
+            trained = updates.train_round(
                 keys.per_device(jax.random.fold_in(self.key, index), NUM_DEVICES),
                 params,
                 masks[index],
@@ -178,7 +179,9 @@ class Later:
                 estimate_on=estimate_on,
             )
             score = (
-                rounds.evaluate(trained.params, experiment.model, experiment.test_x, experiment.test_y) if test else ()
+                evaluation.evaluate(trained.params, experiment.model, experiment.test_x, experiment.test_y)
+                if test
+                else ()
             )
             return trained.params, (trained.loss, trained.estimates, score)
 

@@ -11,7 +11,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 
-from fcjax.executor import num_cores
+from fcjax.runtime.hardware import num_cores
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

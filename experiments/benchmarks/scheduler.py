@@ -21,7 +21,7 @@ from jax import lax
 
 import fcjax
 
-sys.path.append(str(Path(__file__).parents[2] / "tests"))
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
 import oracles
 
 POLICIES = ("fc", "exact", "as-l", "as-h", "cs-l", "cs-h")

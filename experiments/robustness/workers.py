@@ -17,7 +17,7 @@ from pathlib import Path
 from cluster import Cluster, differences, finished, start_sweep, wait_until
 from distributed import Client
 
-from fcjax.executor import TOPIC
+from fcjax.sweeps.executor import TOPIC
 
 OPTIONS = ["--policy", "fc", "rd", "--seeds", "10", "--budget", "60"]  # 20 runs
 STOPPED_S = 60.0

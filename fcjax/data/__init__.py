@@ -18,6 +18,7 @@ import numpy as np
 from fcjax.data import known, partition, prepared, store, synthetic
 from fcjax.data.dataset import LOADED, Dataset
 from fcjax.data.fetch import AlteredError, SourceError, verify
+from fcjax.runtime import files
 
 __all__ = ["DataError", "Dataset", "load", "partition", "synthetic"]
 
@@ -40,7 +41,7 @@ def load(name: str, cache_dir: str | os.PathLike | None = None) -> Dataset:
     """
     if not isinstance(name, str) or not re.fullmatch(r"\w+(/\w[\w.-]*)?", name):  # it becomes a path
         raise ValueError(f"the name of a data set must be a word, such as {', '.join(known.NAMES)}, got {name!r}")
-    cache = store.cache_folder(cache_dir)
+    cache = files.cache_folder(cache_dir)
     own = prepared.find(prepared.tfds_folder() / name)
     origin = prepared.fingerprint(own) if own else "fcjax"
     decoded = cache / "decoded" / name

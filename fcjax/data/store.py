@@ -19,19 +19,6 @@ import numpy as np
 
 from fcjax.data.fetch import AlteredError, sha256, verify
 
-
-def cache_folder(cache_dir: str | os.PathLike | None) -> Path:
-    """The given folder, or FCJAX_CACHE_DIR, or the user's cache folder."""
-    if cache_dir is None:
-        cache_dir = os.environ.get("FCJAX_CACHE_DIR") or None
-    if cache_dir is None:
-        cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fcjax"
-    try:
-        return Path(cache_dir).expanduser()
-    except RuntimeError as error:
-        raise OSError(f"{cache_dir} cannot be found, since this user has no home: set FCJAX_CACHE_DIR") from error
-
-
 _ABANDONED_S = 24 * 3600.0
 
 

@@ -1,0 +1,1 @@
+"""Models, local data, local updates, aggregation and evaluation."""

@@ -1,0 +1,29 @@
+"""Scheduling policies: who takes part in a round, and with what part of the bandwidth.
+
+Each factory returns a `Policy`. Its parameters (phi, n, a threshold) are the policy's state, hence data: all policies
+from one factory share one compiled program. All schedule at least one device, and all but client selection split the
+bandwidth optimally (Alg. 1). `by_name` reads the names that command lines use.
+"""
+
+from fcjax.policies.baselines import centralized, everybody, is_centralized, proportional_fair, random
+from fcjax.policies.convergence import exact, fast_converge, fixed, objective
+from fcjax.policies.deadlines import asymptotic, client_selection
+from fcjax.policies.registry import by_name, factory_by_name, is_built_in, takes_phi
+
+__all__ = [
+    "asymptotic",
+    "by_name",
+    "centralized",
+    "client_selection",
+    "everybody",
+    "exact",
+    "factory_by_name",
+    "fast_converge",
+    "fixed",
+    "is_built_in",
+    "is_centralized",
+    "objective",
+    "proportional_fair",
+    "random",
+    "takes_phi",
+]

@@ -1,0 +1,69 @@
+"""Policies that look at no more than the channel: random, proportional fair, everybody, and the centralized trainer."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from fcjax import checks, keys
+from fcjax.policies.parameters import with_number
+from fcjax.types import Cell, Decision, Policy, RoundContext
+from fcjax.wireless.bandwidth import allocate, round_time
+from fcjax.wireless.sets import smallest_mask
+
+
+def random(n: ArrayLike = 3) -> Policy:
+    """RD: n devices uniformly at random; 3 is the paper's number."""
+    return with_number(n, _select_random)
+
+
+def _select_random(key: Array, n: Array, context: RoundContext) -> tuple[Array, Decision]:
+    draw = jax.vmap(jax.random.uniform)(keys.per_device(key, checks.num_devices(context.cell)))
+    return n, allocate(smallest_mask(draw, n), context.observation, context.cell)
+
+
+def proportional_fair(n: ArrayLike = 3) -> Policy:
+    """PF: the n devices with the best channels; 3 is the paper's number.
+
+    H. H. Yang, Z. Liu, T. Q. S. Quek, H. V. Poor, "Scheduling Policies for Federated Learning in Wireless Networks",
+    IEEE Transactions on Communications, 2020.
+    """
+    return with_number(n, _select_proportional_fair)
+
+
+def _select_proportional_fair(key: Array, n: Array, context: RoundContext) -> tuple[Array, Decision]:
+    observation, cell = checks.uplink(context.observation, context.cell)
+    return n, allocate(smallest_mask(-jnp.asarray(observation.gain), n), observation, cell)
+
+
+def everybody() -> Policy:
+    """All devices in every round, with equal shares: plain federated averaging."""
+    return Policy(lambda cell: (), _select_everybody)
+
+
+def centralized() -> Policy:
+    """All data on one trainer, the upper bound of the paper's Fig. 4: for `presets.centralised` of an experiment."""
+
+    def init(cell: Cell) -> tuple:
+        if checks.num_devices(cell) != 1:
+            raise ValueError(
+                f"centralized is for one trainer, not for {checks.num_devices(cell)} devices: simulate "
+                "fcjax.presets.centralised(experiment), or use fcjax.sweep, which does"
+            )
+        return ()
+
+    return Policy(init, _select_the_trainer)
+
+
+def is_centralized(policy: Policy) -> bool:
+    return policy.select is _select_the_trainer
+
+
+def _select_the_trainer(key: Array, state: tuple, context: RoundContext) -> tuple[tuple, Decision]:
+    return _select_everybody(key, state, context)
+
+
+def _select_everybody(key: Array, state: tuple, context: RoundContext) -> tuple[tuple, Decision]:
+    scheduled = jnp.ones(checks.num_devices(context.cell), bool)
+    share = jnp.full(scheduled.shape, 1 / scheduled.size)
+    return state, Decision(scheduled, share, round_time(scheduled, share, context.observation, context.cell))

@@ -1,0 +1,209 @@
+"""What every policy owes the simulator. `check_policy` says what is wrong with one, before hours are spent on it."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from fcjax import checks
+from fcjax.runtime.plugins import of_user
+from fcjax.types import Cell, Decision, Estimates, Policy, RoundContext, Training
+from fcjax.wireless.bandwidth import round_time
+from fcjax.wireless.world import RoundKeys, observe
+
+
+def check_policy(
+    policy: Policy,
+    cell: Cell,
+    training: Training | None = None,
+    *,
+    name: str = "policy",
+    num_rounds: int = 256,
+    ignores_labels: bool = True,
+    seed: int = 0,
+) -> None:
+    """Raises ValueError, in a line or two, if a policy does not do what all policies must.
+
+    In every one of `num_rounds` random rounds, each by itself and all in turn, it schedules at least one device; the
+    shares are 0 for the others and sum to 1; the round time is that of these shares. It is a pure function, which jit
+    and vmap do not change, and keeps the structure of its state.
+
+    Args:
+      policy: what is checked.
+      cell: in which the rounds are.
+      training: the settings that the policy is told.
+      name: for the message.
+      num_rounds: how many rounds are tried.
+      ignores_labels: also that relabelling the devices relabels the decision and does no more: in every round, or
+        for policies that draw random numbers in the mean over many. One that takes turns by index is no such policy.
+      seed: of the rounds.
+    """
+    training = Training() if training is None else training
+    num_rounds = checks.whole("num_rounds", num_rounds, 2)
+    cell = checks.whole_cell(cell)
+    if not isinstance(policy, Policy):
+        raise ValueError(f"{name} must be a fcjax.Policy(init, select), got {type(policy).__name__}")
+    # As in a run, where they are numbers of samples.
+    num_samples = np.asarray(np.broadcast_to(training.num_samples, checks.num_devices(cell)), np.int32)
+    training = dataclasses.replace(training, num_samples=num_samples)
+    draws = jax.random.split(jax.random.key(seed), (3, num_rounds))
+    # As arrays of NumPy, whose parts can be taken without a compilation for each.
+    contexts = jax.device_get(_random_contexts(draws[0], cell, training))
+    _check_traces(policy, cell, _part(contexts, 0), name)
+    state = policy.init(cell)
+    together = _decide_all(policy.select, draws[1], state, contexts)
+    _check_values(together, contexts, name)
+    last_state, in_turn = _decide_in_turn(policy.select, draws[1], state, contexts)
+    _check_values(in_turn, contexts, name)
+    _check_same(together, in_turn, 1 if _differ(state, last_state) else num_rounds, name)
+    if ignores_labels:
+        _check_labels(policy, cell, contexts, draws[1], draws[2], together, name)
+
+
+def random_context(key: Array, cell: Cell, training: Training) -> RoundContext:
+    """A round somewhere in a run: a random observation, and estimates within a factor of 10 of the paper's start."""
+    draw_key, estimate_key, time_key = jax.random.split(key, 3)
+    observation = observe(RoundKeys(*jax.random.split(draw_key, len(RoundKeys._fields))), cell, training)
+    num_devices = checks.num_devices(cell)
+    factor = 10 ** jax.random.uniform(estimate_key, (3, num_devices), minval=-1.0, maxval=1.0)
+    rho, beta, delta = (start * row for start, row in zip((1.5, 12.0, 2.0), factor, strict=True))
+    elapsed_s = jax.random.uniform(time_key) * training.budget_s
+    return RoundContext(observation, Estimates(rho, beta, delta), cell, training, elapsed_s, jnp.array(1))
+
+
+@jax.jit
+def _random_contexts(keys: Array, cell: Cell, training: Training) -> RoundContext:
+    """Rounds of one run: random observations and estimates, while time goes by."""
+    contexts = jax.vmap(lambda key: random_context(key, cell, training))(keys)
+    order = jnp.arange(len(keys))
+    elapsed_s = jnp.asarray(training.budget_s, float) * order / len(keys)
+    return dataclasses.replace(contexts, round_index=order, elapsed_s=elapsed_s)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _decide_all(select: Any, keys: Array, state: Any, contexts: RoundContext) -> Decision:
+    return jax.vmap(lambda key, context: select(key, state, context)[1])(keys, contexts)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _decide_in_turn(select: Any, keys: Array, state: Any, contexts: RoundContext) -> tuple[Any, Decision]:
+    def step(state, drawn):
+        state, decision = select(drawn[0], state, drawn[1])
+        return state, decision
+
+    return lax.scan(step, jax.tree.map(jnp.asarray, state), (keys, contexts))
+
+
+_round_times = jax.jit(jax.vmap(lambda d, share, c: round_time(d.scheduled, share, c.observation, c.cell)))
+
+
+def _part(contexts: RoundContext, index: int) -> RoundContext:
+    return jax.tree.map(lambda x: x[index], contexts)
+
+
+def _check_traces(policy: Policy, cell: Cell, context: RoundContext, name: str) -> None:
+    """That JAX can trace it twice with the same outcome, and that its results have the right shapes."""
+    key = jax.random.key(0)
+    state = of_user(f"{name}: init", lambda: policy.init(cell))
+    try:
+        hash(policy.select)
+    except TypeError as error:
+        raise ValueError(
+            f"{name}: select must be a function, got an unhashable {type(policy.select).__name__}"
+        ) from error
+
+    def trace() -> Any:
+        # As a function of its own, because JAX remembers what it has traced.
+        return jax.make_jaxpr(lambda *args: policy.select(*args), return_shape=True)(key, state, context)
+
+    jaxpr, shape = of_user(f"{name}: select", trace)
+    again, _ = of_user(f"{name}: select", trace)
+    if not (isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[1], Decision)):
+        raise ValueError(f"{name} must return (state, fcjax.Decision), got {type(shape).__name__}")
+    new_state, decision = shape
+    per_device = (checks.num_devices(cell),)
+    fields = ("scheduled", per_device, bool), ("share", per_device, float), ("round_s", (), float)
+    for field, expected, kind in fields:
+        found = getattr(decision, field)
+        if not isinstance(found, jax.ShapeDtypeStruct):
+            raise ValueError(f"{name}: {field} must be an array, got {type(found).__name__}")
+        if found.shape != expected or (jnp.issubdtype(found.dtype, jnp.floating) != (kind is float)):
+            raise ValueError(f"{name}: {field} must be {kind.__name__} of shape {expected}, got {found}")
+    before, after = (jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), s) for s in (state, new_state))
+    if before != after:
+        raise ValueError(f"{name} must keep the structure of its state: it was {before}, and is {after} after a round")
+    same_constants = all(np.array_equal(a, b) for a, b in zip(jaxpr.consts, again.consts, strict=False))
+    if str(jaxpr) != str(again) or not same_constants:
+        raise ValueError(f"{name} is not a pure function: two calls with the same arguments differ")
+
+
+def _check_values(decision: Decision, contexts: RoundContext, name: str) -> None:
+    scheduled, share, round_s = (np.asarray(x) for x in (decision.scheduled, decision.share, decision.round_s))
+    total = share.sum(-1, dtype=np.float64)
+    tolerance = 1e-5 if share.dtype == np.float32 else 1e-9
+    usable = jnp.where(decision.share > 0, decision.share, 0)
+    true_s = np.asarray(_round_times(decision, usable, contexts))
+    with np.errstate(invalid="ignore"):
+        faults = {
+            "schedules nobody": ~scheduled.any(-1),
+            "gives shares that are not numbers": ~np.isfinite(share).all(-1),
+            "gives negative shares": (share < 0).any(-1),
+            "gives a share to a device that is not scheduled": ((share != 0) & ~scheduled).any(-1),
+            "schedules a device without a share": ((share == 0) & scheduled).any(-1),
+            "gives shares that do not sum to 1": ~(np.abs(total - 1) <= tolerance),
+            "gives a round time that is not the one of its shares": ~(np.abs(round_s - true_s) <= 1e-4 * true_s),
+        }
+    for fault, where in faults.items():
+        if where.any():
+            first = int(np.argmax(where))
+            raise ValueError(
+                f"{name} {fault}, in {where.sum()} of {len(where)} random rounds; in the first of them "
+                f"{scheduled[first].sum()} devices are scheduled, the shares sum to {total[first]:.6g}, and the round "
+                f"takes {true_s[first]:.6g} s (the policy says {round_s[first]:.6g} s)"
+            )
+
+
+def _differ(before: Any, after: Any) -> bool:
+    leaves = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+    return not all(bool(jnp.all(jnp.asarray(a) == jnp.asarray(b))) for a, b in leaves)
+
+
+def _check_same(together: Decision, in_turn: Decision, count: int, name: str) -> None:
+    """That the first decisions are the same under vmap and alone; all of them, if the state has not changed."""
+    differs = np.any(together.scheduled != in_turn.scheduled, axis=-1)[:count]
+    if np.mean(differs) > _TURNED:
+        raise ValueError(f"{name} decides otherwise under jax.vmap than alone, in {differs.sum()} of {count} rounds")
+
+
+_TURNED = 0.02  # of decisions may turn by rounding, where two choices are equally good
+
+
+def _check_labels(
+    policy: Policy, cell: Cell, contexts: RoundContext, keys: Array, other_keys: Array, decision: Decision, name: str
+) -> None:
+    num_devices = checks.num_devices(cell)
+    order = np.random.default_rng(0).permutation(num_devices)
+
+    def relabelled(tree, shape):
+        return jax.tree.map(lambda x: np.asarray(x)[..., order] if np.shape(x) == shape else x, tree)
+
+    per_device = (num_devices,)
+    state, relabelled_state = policy.init(cell), policy.init(relabelled(cell, per_device))
+    in_all = (len(keys), num_devices)
+    if np.array_equal(_decide_all(policy.select, other_keys, state, contexts).scheduled, decision.scheduled):
+        other = _decide_all(policy.select, keys, relabelled_state, relabelled(contexts, in_all))
+        differs = np.any(other.scheduled != decision.scheduled[:, order], axis=-1)
+        if differs.mean() > _TURNED:
+            raise ValueError(f"{name} depends on how devices are numbered, in {differs.sum()} of {len(differs)} rounds")
+        return
+    one = jax.tree.map(lambda x: np.broadcast_to(x[0], np.shape(x)), contexts)
+    before = _decide_all(policy.select, keys, state, one)
+    after = _decide_all(policy.select, keys, relabelled_state, relabelled(one, in_all))
+    often, relabelled_often = (np.asarray(d.scheduled).mean(0) for d in (before, after))
+    deviation = np.sqrt(0.5 / len(keys))  # at most, of the difference of two frequencies
+    if np.max(np.abs(often[order] - relabelled_often)) > 5 * deviation:
+        raise ValueError(f"{name} depends on how devices are numbered: {often[order]} before, {relabelled_often} after")

@@ -1,0 +1,89 @@
+"""Policies that weigh the round time against a convergence bound: FC (Alg. 2), its exact solution, a fixed number."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from fcjax.policies.parameters import uploads_of, with_number, with_parameter
+from fcjax.theory import bounds
+from fcjax.types import Decision, Policy, RoundContext
+from fcjax.wireless.bandwidth import allocate_uploads
+from fcjax.wireless.radio import Upload
+from fcjax.wireless.sets import cheapest_set, fastest_addition, time_with_share
+
+
+def fast_converge(phi: ArrayLike = 0.05) -> Policy:
+    """FC, Alg. 2: adds the device that lengthens the round least, until the convergence bound would grow.
+
+    W. Shi, S. Zhou, Z. Niu, M. Jiang, L. Geng, "Joint Device Scheduling and Resource Allocation for Latency Constrained
+    Wireless Federated Learning", IEEE Transactions on Wireless Communications, 2021. The decisions are those of the
+    algorithm as printed, at one search a device instead of one for each device that might be added.
+    """
+    return with_parameter("phi", phi, _select_fast_converge)
+
+
+def _select_fast_converge(key: Array, phi: Array, context: RoundContext) -> tuple[Array, Decision]:
+    upload = uploads_of(context)
+    return phi, _greedy(upload, upload.unit_s.size, lambda n, round_s: objective(n, round_s, phi, context))
+
+
+def exact(phi: ArrayLike = 0.05) -> Policy:
+    """P4 solved exactly: its objective depends on the set only through its size and round time.
+
+    So the best set is, over all sizes, the fastest set of that size with the least objective. The paper calls the
+    problem combinatorial and solves it greedily.
+    """
+    return with_parameter("phi", phi, _select_exact)
+
+
+def _select_exact(key: Array, phi: Array, context: RoundContext) -> tuple[Array, Decision]:
+    upload = uploads_of(context)
+    scheduled = cheapest_set(lambda n, round_s: objective(n, round_s, phi, context), lax.stop_gradient(upload))
+    return phi, allocate_uploads(scheduled, upload)
+
+
+def fixed(n: ArrayLike) -> Policy:
+    """Always n devices, in FC's greedy order: Alg. 2 without its stopping rule, the baselines of the paper's Fig. 4."""
+    return with_number(n, _select_fixed)
+
+
+def _select_fixed(key: Array, n: Array, context: RoundContext) -> tuple[Array, Decision]:
+    return n, _greedy(uploads_of(context), n, lambda n, round_s: jnp.zeros_like(round_s))
+
+
+def _greedy(upload: Upload, most: ArrayLike, cost: Callable[[Array, Array], Array]) -> Decision:
+    """Alg. 2: the fastest device, then the fastest addition as long as cost(n, round_s) does not grow, up to `most`."""
+    alone_s = time_with_share(1, upload)
+    first = jnp.argmin(alone_s)
+    one = jnp.array(1)
+
+    def add(state):
+        scheduled, n, least, _ = state
+        device, round_s = fastest_addition(scheduled, upload)
+        new = cost(n + 1, round_s)
+        worse = ~(new <= least)  # also where the estimates of a model that diverged are no numbers
+        added = scheduled | (jnp.arange(scheduled.size) == device)
+        return jnp.where(worse, scheduled, added), jnp.where(worse, n, n + 1), jnp.where(worse, least, new), worse
+
+    start = jnp.arange(alone_s.size) == first, one, cost(one, alone_s[first]), jnp.array(False)
+    scheduled, *_ = lax.while_loop(lambda state: ~state[3] & (state[1] < most), add, start)
+    return allocate_uploads(scheduled, upload)
+
+
+def objective(n: ArrayLike, round_s: ArrayLike, phi: ArrayLike, context: RoundContext) -> Array:
+    """What `fast_converge` and `exact` make small: P4 for n devices and a round time, as the context has it."""
+    training, estimates = context.training, context.estimates
+    return bounds.scheduling_objective(
+        n,
+        round_s,
+        budget_s=training.budget_s,
+        rho=estimates.rho,
+        beta=estimates.beta,
+        delta=estimates.delta,
+        num_samples=training.num_samples,
+        learning_rate=training.learning_rate,
+        local_steps=training.local_steps,
+        phi=phi,
+    )

@@ -1,0 +1,59 @@
+"""Policies that schedule as many devices as finish by a deadline: client selection and asymptotic."""
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from fcjax.policies.parameters import uploads_of, with_parameter
+from fcjax.types import Decision, Policy, RoundContext
+from fcjax.wireless.bandwidth import allocate_uploads, round_time
+from fcjax.wireless.radio import required_share
+from fcjax.wireless.sets import fastest_set, smallest_mask, time_with_share
+
+
+def client_selection(threshold_s: ArrayLike) -> Policy:
+    """CS: the most devices, the fastest first, that are done by a threshold with equal shares of the bandwidth.
+
+    T. Nishio, R. Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in Mobile Edge", IEEE
+    International Conference on Communications, 2019; equal shares are Shi et al.'s reading of it.
+    """
+    return with_parameter("threshold_s", threshold_s, _select_client_selection)
+
+
+def _select_client_selection(key: Array, threshold_s: Array, context: RoundContext) -> tuple[Array, Decision]:
+    upload = uploads_of(context)
+    num_devices = upload.unit_s.size
+
+    def done(n):
+        """How many devices are in time with the share 1/n: it falls with n, so that bisection finds the largest n."""
+        return jnp.sum(time_with_share(1 / n.astype(upload.unit_s.dtype), upload) <= threshold_s)
+
+    def bisect(_, bracket):
+        low, high = bracket  # n = low is possible (or 1), n = high is not
+        middle = (low + high) // 2
+        possible = done(middle) >= middle
+        return jnp.where(possible, middle, low), jnp.where(possible, high, middle)
+
+    bracket = jnp.array(1), jnp.array(num_devices + 1)
+    n, _ = lax.fori_loop(0, num_devices.bit_length(), bisect, bracket)
+    scheduled = smallest_mask(time_with_share(1 / n.astype(upload.unit_s.dtype), upload), n)
+    share = jnp.where(scheduled, 1 / n.astype(upload.unit_s.dtype), 0)
+    return threshold_s, Decision(scheduled, share, round_time(scheduled, share, context.observation, context.cell))
+
+
+def asymptotic(threshold_s: ArrayLike) -> Policy:
+    """AS: the most devices that are done by a threshold under the optimal split of the bandwidth.
+
+    M. Chen, Z. Yang, W. Saad, C. Yin, H. V. Poor, S. Cui, "A Joint Learning and Communications Framework for Federated
+    Learning over Wireless Networks", IEEE Transactions on Wireless Communications, 2021, as Shi et al. read it: the
+    convergence after infinitely many rounds is best with as many devices as possible.
+    """
+    return with_parameter("threshold_s", threshold_s, _select_asymptotic)
+
+
+def _select_asymptotic(key: Array, threshold_s: Array, context: RoundContext) -> tuple[Array, Decision]:
+    upload = uploads_of(context)
+    # A set is done by the threshold iff the shares it needs for that sum to 1 at most.
+    share = jnp.sort(required_share(threshold_s, context.observation, context.cell))
+    n = jnp.maximum(jnp.sum(jnp.cumsum(share) <= 1), 1)
+    return threshold_s, allocate_uploads(fastest_set(n, upload)[0], upload)

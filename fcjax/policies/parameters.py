@@ -1,0 +1,32 @@
+"""What policies share: a checked parameter as their state, and the uploads of a round."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from fcjax import checks
+from fcjax.types import Cell, Policy, RoundContext
+from fcjax.wireless.radio import Upload, uploads
+
+
+def uploads_of(context: RoundContext) -> Upload:
+    return uploads(*checks.uplink(context.observation, context.cell))
+
+
+def with_parameter(name: str, value: ArrayLike, select: Callable) -> Policy:
+    # as it is computed with: what is positive in float64 may be 0 in float32
+    checks.positive(name, value, ())
+    checks.positive(name, jnp.asarray(value, float), ())
+    return Policy(lambda cell: jnp.asarray(value, float), select)
+
+
+def with_number(n: ArrayLike, select: Callable) -> Policy:
+    def init(cell: Cell) -> Array:
+        num_devices = checks.num_devices(cell)
+        allowed = f"a whole number from 1 to {num_devices}, the number of devices"
+        is_allowed = lambda x: (x >= 1) & (x <= num_devices) & (x == x.round())  # noqa: E731
+        return jnp.asarray(checks.within("n", n, is_allowed, allowed, ())).astype(jnp.int32)
+
+    return Policy(init, select)

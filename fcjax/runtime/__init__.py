@@ -1,0 +1,1 @@
+"""Hardware, clusters, compiled programs, files and progress: what knows nothing of federated learning."""

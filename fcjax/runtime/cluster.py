@@ -1,0 +1,138 @@
+"""Dask clusters: one on this machine, and the checks that the workers of any can do the work."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jaxlib
+
+from fcjax.runtime.hardware import is_accelerated, use_one_thread
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+_START_S = 20.0  # within which a worker should be there
+_LOCAL = "fcjax"  # the name of the cluster that `local_client` starts
+
+
+def is_local(client: "Client") -> bool:
+    return getattr(client.cluster, "name", None) == _LOCAL
+
+
+def address_of(client: "Client") -> str:
+    return str(getattr(client.scheduler, "address", "an unknown address"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Versions:
+    """What has to be the same on all workers."""
+
+    fcjax: str  # digest of its code
+    jax: str
+    jaxlib: str
+
+
+@functools.cache
+def versions() -> Versions:
+    folder = Path(__file__).parents[1]
+    files = sorted(folder.rglob("*.py"))
+    code = hashlib.sha256(b"".join(str(file.relative_to(folder)).encode() + file.read_bytes() for file in files))
+    return Versions(code.hexdigest()[:12], jax.__version__, jaxlib.__version__)
+
+
+def _introduce(dask_worker: Any) -> tuple[Versions, int, bool]:
+    """A worker says what it has; Dask gives it to functions with an argument of this name."""
+    use_one_thread()
+    return versions(), dask_worker.state.nthreads, is_accelerated()
+
+
+def differences(found: Versions, wanted: Versions) -> str:
+    """What a worker has in another version, and what to do about it; nothing if all is the same."""
+    apart = [
+        f"{field.name} {getattr(found, field.name)} instead of {getattr(wanted, field.name)}"
+        for field in dataclasses.fields(wanted)
+        if getattr(found, field.name) != getattr(wanted, field.name)
+    ]
+    return f"{', '.join(apart)}: install the same versions there and here, and restart it" if apart else ""
+
+
+def check_workers(client: "Client") -> None:
+    """Raises RuntimeError if a worker of a cluster cannot do the work, or does it with other results."""
+    try:
+        client.wait_for_workers(1, timeout=_START_S)
+    except TimeoutError as error:
+        if is_local(client):
+            raise RuntimeError(f"no worker process has started within {_START_S:.0f} s: try again") from error
+        address = address_of(client)
+        warnings.warn(
+            f"no worker has joined the scheduler at {address}: waiting for one; start some with dask worker {address} "
+            "--nworkers auto --nthreads 1",
+            stacklevel=2,
+        )
+        client.wait_for_workers(1)
+    for address, found in client.run(_introduce, on_error="return").items():
+        if isinstance(found, OSError):
+            continue  # it has just gone; Dask gives its runs to others
+        if isinstance(found, Exception):
+            raise RuntimeError(f"worker {address} cannot be used: {type(found).__name__}: {found}")
+        about, nthreads, accelerated = found
+        if apart := differences(about, versions()):
+            raise RuntimeError(f"worker {address} has {apart}")
+        if nthreads > 1 and not accelerated:
+            raise RuntimeError(
+                f"worker {address} has {nthreads} threads, and runs take one each: start workers with --nworkers auto "
+                "--nthreads 1"
+            )
+
+
+# Of the workers of this machine. Dask looks at what they do 100 times a second, which costs runs up to a quarter.
+_ENVIRONMENT = {
+    "PYTHONSAFEPATH": "1",  # so that files in the current folder do not take the place of libraries
+    "DASK_LOGGING__DISTRIBUTED": "error",
+    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
+    "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "10s",
+    "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__GIL__ENABLED": "False",
+}
+
+
+@contextlib.contextmanager
+def local_client(number: int) -> Iterator["Client"]:
+    """A cluster of so many workers on this machine, which listens on the loopback interface only."""
+    import dask
+    from distributed import Client, Scheduler
+    from distributed.deploy.spec import SpecCluster
+    from distributed.deploy.subprocess import SubprocessWorker
+
+    options = {"nthreads": 1, "host": "127.0.0.1", "dashboard": False, "memory_limit": 0, "preload": ["fcjax"]}
+    options["death_timeout"] = 60  # of a worker whose driver was killed before it had joined
+    worker = {
+        "cls": SubprocessWorker,
+        "options": {"worker_class": "distributed.Worker", "worker_kwargs": options},
+    }
+    quiet = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
+    scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", "port": 0, **quiet}}
+    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    os.environ.update(_ENVIRONMENT)
+    try:
+        with dask.config.set({"distributed.worker.profile.enabled": False}):
+            cluster = SpecCluster(
+                workers=dict.fromkeys(range(number), worker),
+                scheduler=scheduler,
+                silence_logs=logging.ERROR,
+                name=_LOCAL,
+            )
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+    with cluster, Client(cluster) as client:
+        yield client

@@ -1,0 +1,78 @@
+"""Code that users wrote: how it is found, and how its errors are told."""
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def of_user(what: str, function: Callable[[], T]) -> T:
+    """function(), which a user wrote: whatever it raises becomes a ValueError of one line that says where."""
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if "site-packages" not in frame.filename and _HERE not in frame.filename]
+        where = (own or frames)[-1]
+        try:
+            reason = str(error).strip().split("\n")[0]
+        except Exception:  # a user's too
+            reason = "-"
+        raise ValueError(
+            f"{what} cannot be used: {type(error).__name__}: {reason} ({where.filename}, line {where.lineno})"
+        ) from error
+
+
+_HERE = str(Path(__file__).parents[1])
+
+
+def load_module(name: str) -> ModuleType:
+    """A module by its import name, or by the path of its file, with or without .py."""
+    with _current_folder_on_path():
+        return _load_module(name)
+
+
+@contextlib.contextmanager
+def _current_folder_on_path() -> Iterator[None]:
+    """For what a user's module imports; at other times, files there must not take the place of libraries."""
+    folder = str(Path.cwd())
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _load_module(name: str) -> ModuleType:
+    path = _path(name)
+    if not path.is_file():
+        return importlib.import_module(name)
+    own_name = f"fcjax_user_{path.stem}"  # so that a file called random.py takes nobody's place
+    spec = importlib.util.spec_from_file_location(own_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[own_name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def file_of(name: str) -> Path | None:
+    """The file of the module that `load_module` would load, if there is one."""
+    if (path := _path(name)).is_file():
+        return path
+    with contextlib.suppress(Exception):  # whatever the packages that it is in do
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin and Path(spec.origin).is_file():
+            return Path(spec.origin)
+    return None
+
+
+def _path(name: str) -> Path:
+    return Path(name if name.endswith(".py") else f"{name}.py")

@@ -1,0 +1,71 @@
+"""Compiled programs on disk, for the next process."""
+
+import contextlib
+import hashlib
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+import filelock
+import jax
+from jax.stages import Compiled, Lowered
+
+from fcjax.runtime import files
+
+_PATIENCE_S = 120.0  # with another process that compiles the same program
+
+
+def keep_on_disk(cache_dir: str | os.PathLike | None = None) -> None:
+    """Lets JAX keep what it compiles on disk, for the next process. A place that JAX has been given stays.
+
+    Programs for a CPU hold the instructions of the CPU that compiled them, and JAX does not tell one from another: each
+    kind gets a folder of its own, so that several machines can share a home folder. A damaged entry costs a warning.
+
+    Args:
+      cache_dir: by default FCJAX_CACHE_DIR or the user's cache folder.
+    """
+    if kept_in():
+        return
+    with contextlib.suppress(OSError):  # then they are compiled anew
+        folder = files.cache_folder(cache_dir) / "programs" / _processor()
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
+def kept_in() -> str | None:
+    """The folder of programs, if there is one."""
+    return getattr(jax.config, "jax_compilation_cache_dir", None)
+
+
+def compile_once(lowered: Lowered, meanwhile: Callable[[], object]) -> Compiled:
+    """Compiles a program. If several processes need it at the same time, one compiles it, and the others read it.
+
+    Args:
+      lowered: the program.
+      meanwhile: what the others do while they wait, such as compiling the next program.
+    """
+    folder = kept_in()
+    if not folder or not Path(folder).is_dir():
+        return lowered.compile()
+    name = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
+    lock = filelock.FileLock(Path(folder) / f".{name}.lock")
+    # A process that was stopped may hold the lock, and the folder may be read-only.
+    with contextlib.ExitStack() as stack, contextlib.suppress(filelock.Timeout, OSError):
+        try:
+            stack.enter_context(lock.acquire(timeout=0))
+        except filelock.Timeout:
+            meanwhile()
+            stack.enter_context(lock.acquire(timeout=_PATIENCE_S))
+        return lowered.compile()
+    return lowered.compile()
+
+
+def _processor() -> str:
+    """A name for this kind of processor, made from what it can do."""
+    features = {platform.machine(), platform.processor()}
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        features |= {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
+    return hashlib.sha256("\n".join(sorted(features)).encode()).hexdigest()[:16]

@@ -1,0 +1,100 @@
+"""Work that takes long, with a sign of life: a bar with the time that is left, or in a log a line now and then."""
+
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tqdm.auto import tqdm
+
+from fcjax.runtime import settings
+
+T = TypeVar("T")
+
+_LINE_EVERY_S = 10.0
+
+
+class Progress:
+    """A bar over `total` pieces of work. Disabled, it shows nothing."""
+
+    def __init__(self, total: int, unit: str, *, enabled: bool = True):
+        self._total, self._unit = total, unit
+        self._done = 0.0
+        self._finished = 0
+        self._activity = ""
+        self._seconds = 0.0  # spent on the work itself, from which the rest is estimated
+        self._resumed_at: float | None = None
+        self._last_line = time.monotonic()
+        self._bar = None
+        enabled = enabled and sys.stderr is not None  # as where it has been closed
+        self._lines = enabled and not sys.stderr.isatty()
+        if enabled and not self._lines:
+            layout = "{percentage:3.0f}% |{bar}| {desc}"
+            width = shutil.get_terminal_size().columns  # 80 for a terminal that does not know
+            self._bar = tqdm(total=total, bar_format=layout, leave=False, file=sys.stderr, ncols=width)
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def begin(self, activity: str, *, counts: bool) -> None:
+        """Says what is being done; `counts` if it is the work that the remaining time is estimated from."""
+        self._pause()
+        self._activity = activity
+        self._resumed_at = time.monotonic() if counts else None
+        self.tick()
+
+    def update(self, done: float, finished: int) -> None:
+        """So much is done, in pieces, of which so many are finished."""
+        self._done, self._finished = done, finished
+        self.tick()
+
+    def tick(self) -> None:
+        """Shows the state of things."""
+        text = f"{self._finished} of {self._total} {self._unit}{self._remaining()}"
+        if self._bar is not None:
+            self._bar.set_description_str(f"{self._activity}: {text}", refresh=False)
+            self._bar.n = min(self._done, self._total)
+            self._bar.refresh()
+        elif self._lines and time.monotonic() - self._last_line >= _LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            print(f"{self._activity}: {100 * self._done / self._total:.0f}%, {text}", file=sys.stderr, flush=True)
+
+    def run(self, function: Callable[..., T], *args: Any) -> T:
+        """function(*args) on another thread, with ticks meanwhile; Ctrl-C leaves it to itself."""
+        outcome: list[Any] = []
+
+        def work():
+            try:
+                outcome.extend((True, function(*args)))
+            except BaseException as error:  # to be raised where the caller is
+                outcome.extend((False, error))
+
+        thread = threading.Thread(target=settings.carried(work), daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.2)
+            self.tick()
+        succeeded, value = outcome
+        if not succeeded:
+            raise value
+        return value
+
+    def _pause(self) -> None:
+        if self._resumed_at is not None:
+            self._seconds += time.monotonic() - self._resumed_at
+
+    def _remaining(self) -> str:
+        seconds = self._seconds
+        if self._resumed_at is not None:
+            seconds += time.monotonic() - self._resumed_at
+        if not seconds or not self._done or self._done >= self._total:
+            return ""
+        left = round(seconds * (self._total / self._done - 1))
+        hours, minutes = left // 3600, left // 60 % 60
+        return ", " + (f"{hours}:{minutes:02}:{left % 60:02}" if hours else f"{minutes}:{left % 60:02}") + " left"

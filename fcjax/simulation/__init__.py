@@ -1,0 +1,1 @@
+"""Experiments, rounds and whole runs."""

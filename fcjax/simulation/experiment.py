@@ -1,0 +1,127 @@
+"""What a run depends on beside its policy and its key, and the checks that its parts make sense together."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from fcjax import checks
+from fcjax.learning import batches, updates
+from fcjax.learning.batches import LocalData
+from fcjax.learning.models import Model
+from fcjax.learning.updates import DivergenceOf, DrawBatches, EstimateOn, OptimizerFactory
+from fcjax.types import Cell, Estimates, Observation, Training, pytree, static
+from fcjax.wireless import radio
+
+
+@pytree
+class Experiment:
+    """All that a run depends on beside its policy and its key; see `fcjax.presets` for the paper's."""
+
+    cell: Cell
+    training: Training  # its num_samples are taken from the data
+    data: LocalData
+    test_x: Array | np.ndarray  # (N, ...)
+    test_y: Array | np.ndarray  # (N,)
+    estimates: Estimates  # where the estimates start
+    model: Model = static()
+    observation_error: ArrayLike = 0.0  # () alpha: standard deviation of what is seen of h and t^cp, relative to them
+    make_optimizer: OptimizerFactory = static(updates.sgd)
+    estimate_on: EstimateOn = static("batch")  # see `fcjax.learning.updates`
+    divergence_of: DivergenceOf = static("displacement")  # see `fcjax.learning.updates`
+    draw_batches: DrawBatches = static(batches.draw)  # chooses the mini-batches of a device
+    keeps_optimizer: bool = static(False)  # devices keep their optimizer's state from round to round
+    width: int | Literal["auto"] | None = static("auto")  # devices trained at a time: see `fcjax.learning.updates`
+
+
+def as_told(experiment: Experiment) -> Training:
+    """The settings of training as policies are told them: with how many samples the devices have."""
+    return dataclasses.replace(experiment.training, num_samples=experiment.data.sizes)
+
+
+def check(experiment: Experiment) -> Experiment:
+    """Raises ValueError for settings that make no sense or do not fit each other; what is traced is passed over.
+
+    Returns the same experiment, with settings that are integers as floats: JAX would wrap those beyond 32 bits.
+    """
+    cell, training = experiment.cell, experiment.training
+    for name in ("cell", "training", "estimates"):
+        checks.no_lists(name, getattr(experiment, name))
+    num_devices = checks.num_devices(cell)
+    if np.shape(experiment.data.sizes) != (num_devices,):
+        raise ValueError(
+            f"data.sizes must have shape ({num_devices},), one for each power in cell.power_w, "
+            f"got {np.shape(experiment.data.sizes)}"
+        )
+    batches.check(experiment.data, training, experiment.model)
+    checks.whole_cell(cell)
+    checks.positive("training.learning_rate", training.learning_rate, ())
+    checks.fraction("training.momentum", training.momentum, ())
+    checks.not_negative("observation_error", experiment.observation_error, ())
+    for name in ("rho", "beta", "delta"):
+        checks.not_negative(f"estimates.{name}", getattr(experiment.estimates, name), (num_devices,))
+    batches.check_finite("test_x", experiment.test_x)
+    if len(experiment.test_y) == 0:
+        raise ValueError("test_x and test_y must hold at least one sample, to measure accuracy on")
+    budget_s = checks.positive("training.budget_s", training.budget_s, (), high=np.inf)
+    names = ("cell", "training", "estimates", "observation_error")
+    numbers = {name: jax.tree.map(_as_float, getattr(experiment, name)) for name in names}
+    experiment = dataclasses.replace(experiment, **numbers)
+    shortest_s = shortest_round_s(experiment)
+    if not isinstance(budget_s, jax.core.Tracer) and shortest_s is not None and budget_s < shortest_s:
+        raise ValueError(
+            f"the budget of {float(budget_s):g} s is shorter than any round can be: the shortest takes "
+            f"{shortest_s:.3g} s"
+        )
+    return experiment
+
+
+def _as_float(leaf: ArrayLike) -> ArrayLike:
+    is_float = isinstance(leaf, float) or getattr(leaf, "dtype", None) in (np.float32, np.float64)
+    return leaf if is_float else checks.real("a setting", leaf)
+
+
+def shortest_round_s(experiment: Experiment) -> float | None:
+    """A round of one device at the base station that computes as fast as it can; None where this is traced."""
+    cell, training = experiment.cell, experiment.training
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(cell)):
+        return None
+    num_devices = checks.num_devices(cell)
+    compute_s = training.local_steps * training.batch_size * np.broadcast_to(cell.sample_floor_s, num_devices)
+    # Fading has no upper end: then only the computation is certain.
+    fades = float(np.asarray(cell.scatter)) > 0 or float(np.asarray(cell.shadowing_db)) > 0
+    upload_s = np.zeros(num_devices)
+    if not fades:
+        upload_s = np.asarray(cell.upload_bits) / np.asarray(_rate_at_the_base_station(cell))
+    return float(np.min(compute_s + upload_s))
+
+
+@jax.jit
+def _rate_at_the_base_station(cell: Cell) -> Array:
+    num_devices = checks.num_devices(cell)
+    gain = radio.path_gain(jnp.full(num_devices, jnp.asarray(cell.min_distance_m, float)), cell)
+    return radio.rate(jnp.ones(num_devices), Observation(gain, jnp.zeros(num_devices)), cell)
+
+
+_MOST_ROUNDS = 1_000_000
+
+
+def most_rounds(experiment: Experiment) -> int:
+    """How many rounds the budget has room for at most."""
+    budget_s = checks.positive("training.budget_s", experiment.training.budget_s, (), high=np.inf)
+    shortest_s = shortest_round_s(experiment)
+    if isinstance(budget_s, jax.core.Tracer) or shortest_s is None:
+        raise ValueError("give max_rounds: how many rounds fit is not known where the budget or the cell are traced")
+    if not shortest_s > 0:
+        raise ValueError("give max_rounds: with cell.sample_floor_s = 0 a round may take no time at all")
+    number = float(budget_s) / shortest_s + 1
+    if number > _MOST_ROUNDS:
+        raise ValueError(
+            f"the budget of {float(budget_s):g} s has room for {number:.3g} rounds of {shortest_s:.3g} s, more than "
+            f"{_MOST_ROUNDS}: take a smaller one"
+        )
+    return int(number)

@@ -1,0 +1,233 @@
+"""One round of Alg. 3, from what is true of it to what is kept of it.
+
+`simulate_round` is the table of contents: observe, decide, look at the clock, and, if the round ends in time, train the
+scheduled devices, aggregate, estimate and test. Every draw is a function of (run, round, device, purpose). Whatever the
+policy, a run meets the same channels, computation times and mini-batches.
+"""
+
+import dataclasses
+import enum
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from fcjax import checks, keys
+from fcjax.learning import updates
+from fcjax.learning.evaluation import Score, evaluate
+from fcjax.learning.models import Params
+from fcjax.simulation.experiment import Experiment
+from fcjax.types import Decision, Estimates, RoundContext, pytree
+from fcjax.wireless.bandwidth import round_time
+from fcjax.wireless.world import RoundKeys, misjudge, observe
+
+
+class Stop(enum.IntEnum):
+    """Why there is no further round."""
+
+    NOT_YET = 0
+    BUDGET = 1  # the next round would end after it
+    MAX_ROUNDS = 2
+    BAD_DECISION = 3  # nobody scheduled, shares that are no numbers, negative, or more than the bandwidth
+    DIVERGED = 4  # the next round ended with a loss or an estimate that is not finite
+
+
+@pytree
+class Record:
+    """A round, as it is kept; (K,) of these are the history of a run, in which NaN follows the last round."""
+
+    elapsed_s: Array  # () s, at the end of the round
+    round_s: Array  # () s
+    scheduled: Array  # (M,) bool
+    share: Array  # (M,)
+    gain: Array  # (M,) true power gain
+    compute_s: Array  # (M,) s, true computation time
+    accuracy: Array  # () of w_k on the test set
+    loss: Array  # ()
+    tilde_accuracy: Array  # () of w~, the model with the least loss that devices have reported so far
+    tilde_loss: Array  # ()
+    reported_loss: Array  # () F(w_{k-1}), as the scheduled devices report it
+    rho: Array  # (M,)
+    beta: Array  # (M,)
+    delta: Array  # (M,)
+
+
+@pytree
+class State:
+    """What a run carries from round to round."""
+
+    round_index: Array  # ()
+    elapsed_s: Array  # () s
+    start: Score  # of w_0
+    params: Params  # w_k
+    score: Score  # of w_k
+    tilde_params: Params  # w~
+    tilde_score: Score
+    tilde_reported_loss: Array  # () F(w~)
+    estimates: Estimates
+    policy: Any  # the policy's state
+    optimizers: Any  # (M, ...) states of the local optimizers where devices keep them, else None
+    stop: Array  # () Stop
+
+
+def simulate_round(key: Array, state: State, experiment: Experiment, select: Any) -> tuple[State, Record]:
+    """One round of Alg. 3, steps 4 to 25; if it would end after the budget, it does not happen."""
+    draw = RoundKeys(*jax.random.split(key, len(RoundKeys._fields)))
+    cell, training = experiment.cell, experiment.training
+    truth = observe(draw, cell, training)
+    seen = misjudge(draw.error, truth, experiment.observation_error)
+    context = RoundContext(seen, state.estimates, cell, training, state.elapsed_s, state.round_index)
+    policy_state, decision = _decide(select, draw.policy, state, context)
+    scheduled, share = decision.scheduled, decision.share
+    # The base station decides on what it sees; the round takes what the truth says.
+    round_s = as_float(round_time(scheduled, share, truth, cell))
+    elapsed_s = state.elapsed_s + round_s
+    stop = jnp.where(
+        _is_possible(scheduled, share, round_s),
+        jnp.where(elapsed_s <= training.budget_s, Stop.NOT_YET, Stop.BUDGET),
+        Stop.BAD_DECISION,
+    )
+
+    def learn(state):
+        trained = updates.train_round(
+            keys.per_device(draw.batches, scheduled.size),
+            state.params,
+            scheduled,
+            state.estimates,
+            experiment.data,
+            training,
+            experiment.model,
+            make_optimizer=experiment.make_optimizer,
+            width=_width(experiment),
+            estimate_on=experiment.estimate_on,
+            divergence_of=experiment.divergence_of,
+            draw_batches=experiment.draw_batches,
+            optimizer_states=state.optimizers,
+        )
+        # Steps 23 to 25. Devices report the loss of the model that they began with: w~ is known one round late.
+        reported_loss = as_float(trained.loss)
+        better = reported_loss < state.tilde_reported_loss
+        keep = lambda new, old: jax.tree.map(functools.partial(jnp.where, better), new, old)  # noqa: E731
+        return State(
+            round_index=state.round_index + 1,
+            elapsed_s=elapsed_s,
+            start=state.start,
+            params=trained.params,
+            score=evaluate(
+                trained.params, experiment.model, jnp.asarray(experiment.test_x), jnp.asarray(experiment.test_y)
+            ),
+            tilde_params=keep(state.params, state.tilde_params),
+            tilde_score=keep(state.score, state.tilde_score),
+            tilde_reported_loss=keep(reported_loss, state.tilde_reported_loss),
+            estimates=jax.tree.map(as_float, trained.estimates),
+            policy=policy_state,
+            optimizers=trained.optimizer_states,
+            stop=stop,
+        ), reported_loss
+
+    nothing = no_record(scheduled.size)
+
+    def happens(before):
+        state, reported_loss = learn(before)
+        record = Record(
+            elapsed_s=elapsed_s,
+            round_s=round_s,
+            scheduled=scheduled,
+            share=share,
+            gain=as_float(truth.gain),
+            compute_s=as_float(truth.compute_s),
+            accuracy=state.score.accuracy,
+            loss=state.score.loss,
+            tilde_accuracy=state.tilde_score.accuracy,
+            tilde_loss=state.tilde_score.loss,
+            reported_loss=reported_loss,
+            rho=state.estimates.rho,
+            beta=state.estimates.beta,
+            delta=state.estimates.delta,
+        )
+        # A run that diverges ends with the last model that was one.
+        diverged = dataclasses.replace(before, stop=jnp.full_like(stop, Stop.DIVERGED)), nothing
+        finite = _all_finite((state.score.loss, reported_loss, state.estimates))
+        return jax.tree.map(functools.partial(jnp.where, finite), (state, record), diverged)
+
+    return lax.cond(
+        stop == Stop.NOT_YET, happens, lambda state: (dataclasses.replace(state, stop=stop), nothing), state
+    )
+
+
+def no_record(num_devices: int) -> Record:
+    """What stands in a history where no round has been."""
+    number, per_device = jnp.full((), jnp.nan), jnp.full(num_devices, jnp.nan)
+    return Record(
+        elapsed_s=number,
+        round_s=number,
+        scheduled=jnp.zeros(num_devices, bool),
+        share=per_device,
+        gain=per_device,
+        compute_s=per_device,
+        accuracy=number,
+        loss=number,
+        tilde_accuracy=number,
+        tilde_loss=number,
+        reported_loss=number,
+        rho=per_device,
+        beta=per_device,
+        delta=per_device,
+    )
+
+
+def _decide(select: Any, key: Array, state: State, context: RoundContext) -> tuple[Any, Decision]:
+    """The policy's decision.
+
+    In a conditional, although a run that has stopped does not come here: XLA then compiles the policy by itself, and a
+    run rounds the same alone and in a program with other policies.
+    """
+    num_devices = checks.num_devices(context.cell)
+    nobody = Decision(jnp.zeros(num_devices, bool), jnp.zeros(num_devices), jnp.zeros(()))
+
+    def decide():
+        policy_state, decision = select(key, state.policy, context)
+        return policy_state, as_decision(decision, num_devices)
+
+    return lax.cond(state.stop == Stop.NOT_YET, decide, lambda: (state.policy, nobody))
+
+
+def as_decision(decision: Decision, num_devices: int) -> Decision:
+    """A policy's decision in the precision of the history; ValueError if it has not the shapes of one."""
+    scheduled, share = jnp.asarray(decision.scheduled), jnp.asarray(decision.share)
+    per_device = (num_devices,)
+    if scheduled.shape != per_device or scheduled.dtype != bool or share.shape != per_device:
+        raise ValueError(
+            f"a policy must return a Decision with booleans and shares of shape {per_device}, one a device, "
+            f"got {scheduled.dtype} {scheduled.shape} and {share.dtype} {share.shape}"
+        )
+    return Decision(scheduled, as_float(share), as_float(decision.round_s))
+
+
+def _is_possible(scheduled: Array, share: Array, round_s: Array) -> Array:
+    tolerance = 1e-5  # of a sum in float32 over many devices
+    return (
+        jnp.any(scheduled)
+        & jnp.all(jnp.where(scheduled, share > 0, share == 0))
+        & (jnp.sum(share) <= 1 + tolerance)
+        & ~jnp.isnan(round_s)
+    )
+
+
+def _all_finite(tree: Any) -> Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+
+
+def as_float(x: ArrayLike) -> Array:
+    """In the one precision that all of a history has."""
+    return jnp.asarray(x, float)
+
+
+def _width(experiment: Experiment) -> int | None:
+    """One device after another where a model fills the processor, all of them at once where it does not."""
+    if experiment.width == "auto":
+        return 1 if jax.default_backend() == "cpu" else None
+    return experiment.width

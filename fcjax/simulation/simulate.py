@@ -1,0 +1,160 @@
+"""Alg. 3: rounds, one after another, until the time budget is spent."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from fcjax.learning import updates
+from fcjax.learning.evaluation import Score, evaluate
+from fcjax.learning.models import Model, Params
+from fcjax.simulation.experiment import Experiment, as_told, check, most_rounds
+from fcjax.simulation.rounds import Record, State, Stop, as_float, no_record, simulate_round
+from fcjax.types import Policy, pytree
+
+
+@pytree
+class Run:
+    """A finished run."""
+
+    history: Record  # (K,) with K the most rounds that there could have been
+    num_rounds: Array  # ()
+    start: Score  # of w_0
+    params: Params  # w_K
+    tilde_params: Params
+    stop: Array  # () Stop
+
+    @property
+    def best_accuracy(self) -> Array:
+        """The paper's "highest achievable accuracy": the best over all rounds, of w_0 if there was none."""
+        best = jnp.max(self.history.accuracy, axis=-1, initial=-jnp.inf, where=~jnp.isnan(self.history.accuracy))
+        return jnp.where(self.num_rounds > 0, best, self.start.accuracy)
+
+
+def simulate(key: Array, policy: Policy, experiment: Experiment, *, max_rounds: int | None = None) -> Run:
+    """Trains under a policy until the next round would end after the budget.
+
+    The whole run is one compiled program, at the cost of the rounds that happen. `jax.vmap` maps it over keys, over any
+    leaf of the experiment, and over what policies are made with.
+
+    Args:
+      key: of the run.
+      policy: decides on every round.
+      experiment: cell, data, model and settings.
+      max_rounds: room for the history. By default what the budget allows, given that devices need `sample_floor_s` for
+        each sample; needed where budget or cell are traced.
+    """
+    if not isinstance(policy, Policy):
+        raise ValueError(f"policy must be a fcjax.Policy, such as fcjax.policies.by_name('fc'), got {policy!r}")
+    if not hasattr(key, "dtype") or jnp.issubdtype(key.dtype, jnp.floating):
+        raise ValueError(f"key must be a random key, such as jax.random.key(0), got {key!r}")
+    experiment = check(experiment)
+    if max_rounds is None:
+        max_rounds = most_rounds(experiment)
+    elif not isinstance(max_rounds, int) or max_rounds < 1:
+        raise ValueError(f"max_rounds must be 1 or more, and an integer, got {max_rounds}")
+    first = begin(key, policy.init(experiment.cell), experiment)
+    return _compiled(policy.select, max_rounds, jax.default_backend())(key, first, experiment)
+
+
+CHUNK = 16  # rounds between two looks at whether all are done
+
+
+def _jitted(function: Callable, backend: str) -> Callable:
+    """Jits a function of a run. On a CPU, `jax.vmap` maps it over runs one after another.
+
+    A run fills a CPU by itself: side by side, all would train as many devices, for as many rounds, as the one with the
+    most, and would round otherwise than alone.
+    """
+    return jax.jit(jax.custom_batching.sequential_vmap(function) if backend == "cpu" else function)
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(select: Any, max_rounds: int, backend: str) -> Callable[[Array, State, Experiment], Run]:
+    return _jitted(functools.partial(_simulate, select=select, max_rounds=max_rounds), backend)
+
+
+def _simulate(key: Array, first: State, experiment: Experiment, *, select: Any, max_rounds: int) -> Run:
+    num_chunks = -(-max_rounds // CHUNK)
+    room = num_chunks * CHUNK
+    nothing = no_record(jnp.shape(experiment.cell.power_w)[0])
+    empty = jax.tree.map(lambda x: jnp.broadcast_to(x, (room, *x.shape)), nothing)
+
+    def chunk(carry):
+        index, state, history = carry
+        state, records = advance(key, state, experiment, select, max_rounds)
+        put = functools.partial(lax.dynamic_update_slice_in_dim, start_index=index * CHUNK, axis=0)
+        return index + 1, state, jax.tree.map(put, history, records)
+
+    def unfinished(carry):
+        return (carry[0] < num_chunks) & (carry[1].stop == Stop.NOT_YET)
+
+    _, state, history = lax.while_loop(unfinished, chunk, (jnp.array(0), first, empty))
+    return Run(
+        history=jax.tree.map(lambda leaf: leaf[:max_rounds], history),
+        num_rounds=state.round_index,
+        start=first.start,
+        params=state.params,
+        tilde_params=state.tilde_params,
+        stop=jnp.where(state.stop == Stop.NOT_YET, Stop.MAX_ROUNDS, state.stop),
+    )
+
+
+def begin(key: Array, policy_state: Any, experiment: Experiment) -> State:
+    """Steps 1 and 2 of Alg. 3."""
+    first_model = _first_model(experiment.model, jax.default_backend())
+    params, score = first_model(key, jnp.asarray(experiment.test_x), jnp.asarray(experiment.test_y))
+    optimizers = None
+    if experiment.keeps_optimizer:
+        settings = params, experiment.training, experiment.make_optimizer, len(experiment.data.sizes)
+        optimizers = updates.first_optimizer_states(*settings)
+    return State(
+        round_index=jnp.array(0),
+        elapsed_s=jnp.zeros(()),
+        start=score,
+        params=params,
+        score=score,
+        tilde_params=params,
+        tilde_score=score,
+        tilde_reported_loss=jnp.array(jnp.inf),
+        estimates=jax.tree.map(as_float, experiment.estimates),
+        policy=policy_state,
+        optimizers=optimizers,
+        stop=jnp.array(Stop.NOT_YET),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _first_model(model: Model, backend: str) -> Callable[[Array, Array, Array], tuple[Params, Score]]:
+    """Compiled by itself, once for all that trains this model."""
+
+    def first(key, test_x, test_y):
+        params = model.init(jax.random.split(key)[0])
+        return params, evaluate(params, model, test_x, test_y)
+
+    return _jitted(first, backend)
+
+
+def advance(
+    key: Array, state: State, experiment: Experiment, select: Any, max_rounds: ArrayLike, num_rounds: int = CHUNK
+) -> tuple[State, Record]:
+    """Up to `num_rounds` rounds more, but no more than `max_rounds` in all; and their records, (num_rounds,)."""
+    experiment = dataclasses.replace(experiment, training=as_told(experiment))
+    rounds_key = jax.random.split(key)[1]
+
+    nothing = no_record(jnp.shape(experiment.cell.power_w)[0])
+
+    def another(state):
+        round_key = jax.random.fold_in(rounds_key, state.round_index)
+        return simulate_round(round_key, state, experiment, select)
+
+    def step(state, _):
+        going = (state.stop == Stop.NOT_YET) & (state.round_index < max_rounds)
+        return lax.cond(going, another, lambda state: (state, nothing), state)
+
+    return lax.scan(step, state, length=num_rounds)

@@ -1,0 +1,211 @@
+"""Does runs in one process: on its accelerators, many side by side, or on its CPU, one after another.
+
+Runs that differ in numbers only share one compiled program, whatever their policies. Each device of JAX takes runs from
+a queue, advances them by some rounds at a time, and takes the next ones when these have ended. The program is always
+made for the same number of runs, empty places included, and on a CPU each run is computed by itself: a run gives the
+same bits beside any other or none. `fcjax.sweeps.executor` uses several processes.
+"""
+
+import dataclasses
+import functools
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.stages import Compiled
+
+from fcjax import checks
+from fcjax.runtime import programs, settings
+from fcjax.runtime.hardware import is_accelerated
+from fcjax.simulation.experiment import most_rounds
+from fcjax.simulation.rounds import Record, State, Stop, as_decision
+from fcjax.simulation.simulate import advance, begin
+from fcjax.sweeps import jobs, leaves
+from fcjax.sweeps.jobs import Finished, Group, Template
+from fcjax.types import pytree
+
+SIDE_BY_SIDE = 16  # runs on an accelerator at a time: of the paper's size, their matrix products keep a large one busy
+
+
+def default_side_by_side() -> int:
+    return SIDE_BY_SIDE if is_accelerated() else 1
+
+
+@pytree
+class _Slot:
+    """What distinguishes a run, as arrays."""
+
+    key: Any
+    own: Any  # the leaves of the experiment that are not shared
+    max_rounds: Any
+
+
+class Program:
+    """The program of a group of runs, compiled for the devices of this process."""
+
+    def __init__(self, group: Group, side_by_side: int = 1):
+        self.group = group
+        self._devices = jax.local_devices() if is_accelerated() else jax.local_devices()[:1]
+        self._num_slots = side_by_side
+        self._policy_states = group.policy_states()
+        shared = jax.device_put(group.shared())
+        self._shared = {device: jax.device_put(shared, device) for device in self._devices}
+        self._compiled = self._compile()
+
+    def run(
+        self, indices: Sequence[int], report: Callable[[int, float], None] = lambda index, part: None
+    ) -> Iterator[tuple[int, Finished]]:
+        """Does runs of the group, given by their numbers, and yields each when it has finished, in any order.
+
+        Args:
+          indices: of the group's jobs.
+          report: is called with the number of a run and the part of its budget that is spent.
+        """
+        waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for index in indices:
+            waiting.put(index)
+        if len(self._devices) == 1:
+            yield from self._work(self._devices[0], waiting, len(indices), report)
+            return
+        news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        stop = threading.Event()
+        fair = -(-len(indices) // len(self._devices))  # no device takes all
+
+        def work(device):
+            try:
+                for found in self._work(device, waiting, fair, report):
+                    news.put(found)
+                    if stop.is_set():
+                        return
+            except BaseException as error:  # to be raised where the caller is
+                news.put(error)
+
+        threads = [
+            threading.Thread(target=settings.carried(work), args=(device,), daemon=True) for device in self._devices
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in indices:
+                found = news.get()
+                if isinstance(found, BaseException):
+                    raise found
+                yield found
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+    def _compile(self) -> dict[jax.Device, Compiled]:
+        program = _program(self.group.template(), self.group.selects(), self._num_slots > 1)
+        slot, of_run = self._slot(0)
+        one = slot, jax.eval_shape(begin, *of_run)
+
+        def compiled(device: jax.Device) -> Compiled:
+            place = jax.sharding.SingleDeviceSharding(device)
+            shape = lambda leaf: jax.ShapeDtypeStruct((self._num_slots, *leaf.shape), leaf.dtype, sharding=place)  # noqa: E731
+            lowered = program.lower(*jax.tree.map(shape, one), self._shared[device])
+            return programs.compile_once(lowered, meanwhile=lambda: self._begin(0))
+
+        return {device: compiled(device) for device in self._devices}
+
+    def _work(
+        self, device: jax.Device, waiting: queue.SimpleQueue, most: int, report: Callable[[int, float], None]
+    ) -> Iterator[tuple[int, Finished]]:
+        """Puts one run after another through the slots of a device."""
+        inside = [_next(waiting) if slot < most else None for slot in range(self._num_slots)]
+        records: dict[int | None, list] = {index: [] for index in inside}
+        if inside[0] is None:
+            return
+        first = self._begin(inside[0])  # also in the places that stay empty
+        begun = [first, *(first if index is None else self._begin(index) for index in inside[1:])]
+        slots, states = (jax.device_put(leaves.stack(part), device) for part in zip(*begun, strict=True))
+        while any(index is not None for index in inside):
+            states, chunk = self._compiled[device](slots, states, self._shared[device])
+            chunk = jax.tree.map(np.asarray, chunk)
+            why, elapsed_s = np.asarray(states.stop), np.asarray(states.elapsed_s)
+            for slot, index in enumerate(inside):
+                if index is None:
+                    continue
+                labels = self.group.jobs[index].labels
+                records[index].append(jax.tree.map(lambda leaf, slot=slot: leaf[slot], chunk))
+                if why[slot] == Stop.NOT_YET:
+                    report(index, min(float(elapsed_s[slot]) / labels["budget_s"], 1.0))
+                    continue
+                ended = jax.tree.map(lambda leaf, slot=slot: leaves.on_host(leaf)[slot], states)
+                following = inside[slot] = _next(waiting)
+                if following is not None:
+                    records[following] = []
+                    put = functools.partial(_with_slot, slot)
+                    changed = jax.tree.map(put, (slots, states), self._begin(following))
+                    slots, states = jax.device_put(changed, device)
+                yield index, jobs.finish(labels, records.pop(index), ended)
+
+    def _begin(self, index: int) -> tuple[_Slot, State]:
+        """A run before its first round, as arrays of the host."""
+        slot, of_run = self._slot(index)
+        return jax.tree.map(leaves.on_host, (slot, begin(*of_run)))
+
+    def _slot(self, index: int) -> tuple[_Slot, tuple]:
+        """What distinguishes a run, and the arguments of `begin` for it."""
+        job = self.group.jobs[index]
+        experiment = job.experiment
+        # On the first device, whichever takes the run: w_0 is tested as all that follow it.
+        key = jax.device_put(jax.random.key(job.labels["seed"]), self._devices[0])
+        slot = _Slot(jax.random.key_data(key), self.group.own(experiment), np.int32(most_rounds(experiment)))
+        return slot, (key, self._policy_states[index], experiment)
+
+
+def _next(waiting: queue.SimpleQueue) -> int | None:
+    try:
+        return waiting.get_nowait()
+    except queue.Empty:
+        return None
+
+
+def _with_slot(slot: int, old: Any, new: Any) -> Any:
+    # A single slot is put in place as it is: no program has to be compiled for that.
+    return old.at[slot].set(new) if len(old) > 1 else new[None]
+
+
+@functools.lru_cache(maxsize=64)
+def _program(template: Template, selects: tuple, side_by_side: bool) -> Any:
+    """A jitted function of slots, states and shared leaves: the states some rounds on, and the records of these."""
+    select = any_of(selects)
+
+    def one(slot: _Slot, state: State, shared: list) -> tuple[State, Record]:
+        experiment = template.experiment(slot.own, shared)
+        state, records = advance(jax.random.wrap_key_data(slot.key), state, experiment, select, slot.max_rounds)
+        full = (state.stop == Stop.NOT_YET) & (state.round_index >= slot.max_rounds)
+        return dataclasses.replace(state, stop=jnp.where(full, Stop.MAX_ROUNDS, state.stop)), records
+
+    def every(slots: _Slot, states: State, shared: list) -> tuple[State, Record]:
+        each = lambda run: one(run[0], run[1], shared)  # noqa: E731
+        return (jax.vmap(each) if side_by_side else functools.partial(lax.map, each))((slots, states))
+
+    return jax.jit(every, donate_argnums=1)
+
+
+def any_of(selects: Sequence[Callable]) -> Callable:
+    """One `select` for several policies; its state holds the number of the one that decides, and all their states."""
+
+    def select(key, state, context):
+        which, states = state
+
+        def branch(index):
+            def decide(states):
+                new, decision = selects[index](key, states[index], context)
+                decision = as_decision(decision, checks.num_devices(context.cell))
+                return (*states[:index], new, *states[index + 1 :]), decision
+
+            return decide
+
+        states, decision = lax.switch(which, [branch(index) for index in range(len(selects))], states)
+        return (which, states), decision
+
+    return select

@@ -1,0 +1,145 @@
+"""Runs that are to be done, which of them one program can do, and runs that have ended."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fcjax.simulation.experiment import Experiment
+from fcjax.simulation.rounds import Record, State, Stop
+from fcjax.sweeps import leaves
+from fcjax.types import Policy
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """A run that is to be done."""
+
+    labels: dict[str, Any]  # what tells it from the others
+    policy: Policy
+    make: Callable[[], Experiment]
+
+    @property
+    def experiment(self) -> Experiment:
+        """Made when it is asked for: of many thousand, few are in memory."""
+        return self.make()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Finished:
+    """A run that has ended."""
+
+    labels: dict[str, Any]
+    history: Record  # arrays of NumPy, as long as the run
+    start_accuracy: float
+    start_loss: float
+    stop: Stop
+
+
+def finish(labels: dict[str, Any], chunks: Sequence[Record], state: State) -> Finished:
+    """Joins the records of a run whose state is final."""
+    num_rounds = int(state.round_index)
+    history = jax.tree.map(lambda *parts: np.concatenate(parts)[:num_rounds], *chunks)
+    return Finished(labels, history, float(state.start.accuracy), float(state.start.loss), Stop(int(state.stop)))
+
+
+class Group:
+    """Runs that one program can do: of the same shapes, but for how many samples a device has room for."""
+
+    def __init__(self, experiment: Experiment):
+        self.jobs: list[Job] = []
+        self._policy_states: list[Any] = []  # of each run, as it begins
+        self._structure = jax.tree.structure(experiment)
+        self._first = jax.tree.leaves(experiment)
+        self._dtypes = [leaves.dtype(leaf) for leaf in self._first]
+        # What is one and the same object in all runs, such as the images, is there once.
+        self._is_shared = [True] * len(self._first)
+        self._room = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the leaves of the first experiment, such as the images, which another process makes itself."""
+        return {name: value for name, value in vars(self).items() if name not in ("_first", "_structure")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._first, self._structure = jax.tree.flatten(self.jobs[0].experiment)
+
+    def add(self, job: Job, experiment: Experiment) -> None:
+        row = jax.tree.leaves(experiment)
+        self.jobs.append(job)
+        self._policy_states.append(job.policy.init(experiment.cell))
+        self._room = max(self._room, experiment.data.indices.shape[1])
+        self._is_shared = [
+            was and leaf is one for was, leaf, one in zip(self._is_shared, row, self._first, strict=True)
+        ]
+        self._dtypes = [leaves.common(one, leaves.dtype(leaf)) for one, leaf in zip(self._dtypes, row, strict=True)]
+
+    def selects(self) -> tuple[Callable, ...]:
+        """The policies, each once for each kind of states that it has."""
+        return tuple(select for select, *_ in dict.fromkeys(self._kinds()))
+
+    def _kinds(self) -> list[tuple]:
+        """For each run its policy, and the structure and shapes of what the policy remembers."""
+        return [
+            (job.policy.select, jax.tree.structure(state), *map(np.shape, jax.tree.leaves(state)))
+            for job, state in zip(self.jobs, self._policy_states, strict=True)
+        ]
+
+    def policy_states(self) -> list[tuple[np.int32, tuple]]:
+        """For each run the number of its policy among `selects`, and states for all policies, of which that counts."""
+        number_of: dict[tuple, int] = {}
+        numbers = [number_of.setdefault(kind, len(number_of)) for kind in self._kinds()]
+        of_any = [self._policy_states[numbers.index(number)] for number in range(len(number_of))]
+        rows = [
+            tuple(state if i == number else other for i, other in enumerate(of_any))
+            for number, state in zip(numbers, self._policy_states, strict=True)
+        ]
+        return list(zip(map(np.int32, numbers), leaves.promoted(rows), strict=True))
+
+    def template(self) -> "Template":
+        return Template(self._structure, tuple(self._is_shared))
+
+    def shared(self) -> list:
+        """The leaves that all experiments have in common."""
+        return [leaf for leaf, shared in zip(self._first, self._is_shared, strict=True) if shared]
+
+    def own(self, experiment: Experiment) -> list:
+        """The leaves of an experiment that are its own, in the shapes and types that all of the group have."""
+        row = jax.tree.leaves(_with_room(experiment, self._room))
+        columns = zip(row, self._dtypes, self._is_shared, strict=True)
+        return [leaves.as_type(dtype, leaf) for leaf, dtype, shared in columns if not shared]
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """How an experiment of a group is put together, of the leaves that are its own and those that are shared."""
+
+    structure: Any
+    is_shared: tuple[bool, ...]
+
+    def experiment(self, own: list, shared: list) -> Experiment:
+        own_leaves, shared_leaves = iter(own), iter(shared)
+        return jax.tree.unflatten(self.structure, [next(shared_leaves if s else own_leaves) for s in self.is_shared])
+
+
+def groups(jobs: Sequence[Job]) -> list[Group]:
+    found: dict[Any, Group] = {}
+    for job in jobs:
+        experiment = job.experiment
+        row, structure = jax.tree.flatten(experiment)
+        # Where all local data are summed over, the room decides on the order of the sum, hence on the last bits.
+        any_room = experiment.estimate_on != "local"
+        indices = experiment.data.indices
+        shapes = tuple(np.shape(leaf)[:1] if any_room and leaf is indices else np.shape(leaf) for leaf in row)
+        group = found.setdefault((structure, shapes), Group(experiment))
+        group.add(job, experiment)
+    return list(found.values())
+
+
+def _with_room(experiment: Experiment, room: int) -> Experiment:
+    """The same with rows of indices of a given length: what is appended is never drawn."""
+    indices = np.asarray(experiment.data.indices)
+    padded = np.pad(indices, ((0, 0), (0, room - indices.shape[1])), mode="edge")
+    return dataclasses.replace(experiment, data=experiment.data._replace(indices=padded))

@@ -1,0 +1,232 @@
+"""Results of many runs: one labelled data set, a row for each run, and a file that any xarray reopens.
+
+The data set has the dimensions run, round and device. The settings of a run (policy, distribution, ...) are coordinates
+of `run`; histories are (run, round) or (run, round, device), and NaN where a run had no such round or device:
+
+    results = fcjax.results.load("histories.nc")
+    results.accuracy.max("round").groupby(["policy", "distribution"]).mean()
+    results.accuracy.where(results.policy == "fc", drop=True)
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import netCDF4
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from fcjax.runtime.files import write_whole
+from fcjax.simulation.rounds import Record, Stop
+from fcjax.sweeps.jobs import Finished
+
+SETTINGS = ("dataset", "policy", "distribution", "radius_m", "phi", "seed", "devices", "budget_s")
+SUMMARY = (
+    "dataset",
+    "policy",
+    "distribution",
+    "radius_m",
+    "phi",
+    "seed",
+    "rounds",
+    "elapsed_s",
+    "mean_scheduled",
+    "mean_round_s",
+    "best_accuracy",
+    "tilde_accuracy",
+    "final_accuracy",
+    "devices",
+    "budget_s",
+    "stop",
+    "diverged_round",
+)
+_ABOUT = {  # unit and meaning
+    "elapsed_s": ("s", "simulated time at the end of the round"),
+    "round_s": ("s", "how long the round took"),
+    "scheduled": ("1", "whether the device took part"),
+    "share": ("1", "part of the bandwidth"),
+    "gain": ("1", "true power gain of the channel"),
+    "compute_s": ("s", "true computation time"),
+    "accuracy": ("1", "fraction of the test set that the global model has right after the round"),
+    "loss": ("1", "loss of the global model on the test set"),
+    "tilde_accuracy": ("1", "accuracy of the model with the least loss reported so far"),
+    "tilde_loss": ("1", "loss of that model on the test set"),
+    "reported_loss": ("1", "loss of the model before the round, on the data of the scheduled devices"),
+    "rho": ("1", "estimated Lipschitz constant of the device's loss"),
+    "beta": ("1", "estimated smoothness of the device's loss"),
+    "delta": ("1", "estimated divergence of the device's gradient"),
+    "rounds": ("1", "rounds within the budget"),
+    "start_accuracy": ("1", "accuracy before the first round"),
+    "start_loss": ("1", "loss before the first round"),
+    "stop": ("1", "why the run ended"),
+    "diverged_round": ("1", "round that ended with a loss or an estimate that is not finite, 0 if none did"),
+    "radius_m": ("m", "radius of the cell"),
+    "budget_s": ("s", "time budget"),
+    "phi": ("1", "parameter of the policy, NaN where it has none"),
+    "devices": ("1", "number of devices"),
+}
+
+
+def to_dataset(
+    runs: Sequence[Finished],
+    about: Mapping[str, Any] | None = None,
+    *,
+    room: tuple[int, int] = (1, 1),
+) -> xr.Dataset:
+    """All runs as one data set, with units and with where they come from; with room for so many rounds and devices."""
+    num_rounds, num_devices = (
+        max(sizes) for sizes in zip(room, *(run.history.share.shape for run in runs), strict=True)
+    )
+    variables: dict[str, Any] = {}
+    for name in (field.name for field in dataclasses.fields(Record)):
+        histories = [getattr(run.history, name) for run in runs]
+        per_device = histories[0].ndim == 2
+        shape = (len(runs), num_rounds, num_devices) if per_device else (len(runs), num_rounds)
+        filled = np.full(shape, False if name == "scheduled" else np.nan, histories[0].dtype)
+        for row, history in zip(filled, histories, strict=True):
+            row[tuple(slice(size) for size in history.shape)] = history
+        variables[name] = (("run", "round", "device")[: filled.ndim], filled)
+    variables["rounds"] = ("run", np.array([run.history.round_s.size for run in runs], np.int32))
+    variables["start_accuracy"] = ("run", np.array([run.start_accuracy for run in runs], np.float32))
+    variables["start_loss"] = ("run", np.array([run.start_loss for run in runs], np.float32))
+    variables["stop"] = ("run", np.array([run.stop.name.lower() for run in runs]))
+    rounds = variables["rounds"][1]
+    variables["diverged_round"] = ("run", np.where([run.stop == Stop.DIVERGED for run in runs], rounds + 1, 0))
+    # Whoever plans runs may tell them apart by further labels.
+    names = [*SETTINGS, *(name for name in runs[0].labels if name not in SETTINGS)]
+    coordinates = {name: ("run", np.array([run.labels[name] for run in runs])) for name in names}
+    dataset = xr.Dataset(variables, coordinates, {**provenance(), **(about or {})})
+    for name, (unit, meaning) in _ABOUT.items():
+        dataset[name].attrs.update(units=unit, long_name=meaning)
+    return dataset
+
+
+def summary(dataset: xr.Dataset) -> pd.DataFrame:
+    """A row for each run, with the columns `SUMMARY`; accuracies are fractions."""
+    starts = range(0, dataset.sizes["run"], _AT_A_TIME)  # of a file, little is in memory at a time
+    parts = [_summary(dataset.isel(run=slice(start, start + _AT_A_TIME))) for start in starts]
+    return pd.concat(parts, ignore_index=True)
+
+
+_AT_A_TIME = 64
+
+
+def _summary(dataset: xr.Dataset) -> pd.DataFrame:
+    happened = dataset.round_s.notnull()
+    any_round = dataset.rounds > 0
+    last = (dataset.rounds - 1).clip(min=0)
+
+    def at_the_end(name: str, before: Any) -> xr.DataArray:
+        return xr.where(any_round, dataset[name].isel(round=last), before)
+
+    columns = {name: dataset[name] for name in SETTINGS} | {
+        "rounds": dataset.rounds,
+        "elapsed_s": at_the_end("elapsed_s", 0.0),
+        "mean_scheduled": dataset.scheduled.sum("device").where(happened).mean("round"),
+        "mean_round_s": dataset.round_s.mean("round"),
+        "best_accuracy": xr.where(any_round, dataset.accuracy.max("round"), dataset.start_accuracy),
+        "tilde_accuracy": at_the_end("tilde_accuracy", dataset.start_accuracy),
+        "final_accuracy": at_the_end("accuracy", dataset.start_accuracy),
+        "stop": dataset.stop,
+        "diverged_round": dataset.diverged_round,
+    }
+    return pd.DataFrame({name: np.asarray(columns[name]) for name in SUMMARY})
+
+
+def provenance() -> dict[str, str]:
+    """Versions, machine and revision, as a result carries them."""
+    packages = ("fcjax", "jax", "jaxlib", "numpy", "flax", "optax")
+    versions = {package: importlib.metadata.version(package) for package in packages}
+    return {
+        "versions": json.dumps(versions | {"python": platform.python_version()}),
+        "backend": f"{jax.default_backend()}, {jax.device_count()} device(s)",
+        "revision": _revision(),
+    }
+
+
+@functools.cache
+def _revision() -> str:
+    """The git revision of the package's folder, with "+" if there are changes beside it."""
+    folder = Path(__file__).parents[1]
+    try:
+        head, changes = (
+            subprocess.run(["git", "-C", folder, *command], capture_output=True, text=True, check=True).stdout.strip()
+            for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "--", "."))
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + ("+" if changes else "")
+
+
+def save(dataset: xr.Dataset, path: str | os.PathLike) -> None:
+    """Writes a data set as netCDF, whole or not at all."""
+    save_parts([dataset], path)
+
+
+def save_parts(parts: Iterable[xr.Dataset], path: str | os.PathLike) -> None:
+    """Writes data sets of the same rounds and devices one after the other as one, with one in memory at a time."""
+
+    def write(where: str) -> None:
+        first, num_runs = True, 0
+        for part in parts:
+            with _told(path):
+                if first:
+                    part.to_netcdf(where, engine="netcdf4", unlimited_dims=["run"] if "run" in part.dims else None)
+                else:
+                    with netCDF4.Dataset(where, "a") as file:
+                        for name, variable in part.variables.items():
+                            values = variable.values.astype("i1") if variable.dtype == bool else variable.values
+                            file[str(name)][num_runs : num_runs + part.sizes["run"]] = values
+            first, num_runs = False, num_runs + part.sizes["run"]
+
+    write_whole(path, write)
+
+
+@contextlib.contextmanager
+def _told(path: str | os.PathLike) -> Iterator[None]:
+    """Adds the free space to what netCDF says, which of a full disk is that permission is denied, and the like."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        free = ""
+        with contextlib.suppress(OSError):
+            free = f", with {shutil.disk_usage(Path(path).parent).free / 1e6:.2g} MB free there"
+        raise OSError(f"results cannot be written to {path}{free}: {error}") from error
+
+
+def load(path: str | os.PathLike) -> xr.Dataset:
+    """Reads what `save` wrote; ValueError if it is something else, or damaged."""
+    try:
+        with read(path) as dataset:
+            return dataset.load()
+    except (OSError, RuntimeError) as error:
+        raise _unreadable(path, error) from error
+
+
+def read(path: str | os.PathLike) -> xr.Dataset:
+    """The same, but for its histories, which are read when they are looked at."""
+    try:
+        dataset = xr.open_dataset(path, engine="netcdf4")
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # of various kinds, by what damage makes of a file
+        raise _unreadable(path, error) from error
+    missing = [name for name in (*SETTINGS, *_ABOUT) if name not in dataset.variables]
+    if missing:
+        raise ValueError(f"{path} is no file of results: it has no {', '.join(missing)}")
+    return dataset
+
+
+def _unreadable(path: str | os.PathLike, error: Exception) -> Exception:
+    return error if isinstance(error, FileNotFoundError) else ValueError(f"{path} cannot be read as results: {error}")

@@ -1,0 +1,218 @@
+"""Many runs, planned and done, as one data set."""
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+
+from fcjax import checks, data, presets
+from fcjax.runtime.progress import Progress
+from fcjax.simulation.experiment import Experiment
+from fcjax.simulation.rounds import Stop
+from fcjax.sweeps import executor, results
+from fcjax.sweeps.archive import Archive
+from fcjax.sweeps.engine import default_side_by_side
+from fcjax.sweeps.jobs import Finished, Job
+from fcjax.sweeps.planning import most_runs, plan
+from fcjax.types import Policy
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+_AT_HAND = 64  # runs that are in memory while the file of all is written
+
+
+def sweep(
+    policy: str | Sequence[str] | Mapping[str, Policy] = "fc",
+    *,
+    dataset: str | data.Dataset = "mnist",
+    distribution: str | Sequence[str] = "l1",
+    radius_m: float | Sequence[float] = 600.0,
+    phi: float | Sequence[float] = 0.05,
+    budget_s: float | Sequence[float] | None = None,
+    num_devices: int | Sequence[int] = 20,
+    seeds: int | Iterable[int] = 5,
+    preset: Callable[..., Experiment] = presets.shi2020,
+    client: "Client | None" = None,
+    keep: str | os.PathLike | None = None,
+    out: str | os.PathLike | None = None,
+    workers: int | None = None,
+    side_by_side: int | None = None,
+    about: Mapping[str, Any] | None = None,
+    progress: bool = False,
+) -> xr.Dataset:
+    """Runs every combination of what is given and returns all histories as one labelled data set.
+
+    Args:
+      policy: names as `fcjax.policies.by_name` reads them, or a mapping of names to policies.
+      dataset: a name that `fcjax.data.load` reads, or a data set.
+      distribution: of the data among devices: "iid", "l1", "l2", ..., "dir0.1", ...
+      radius_m: of the cell.
+      phi: for the policies that have it; the others run once.
+      budget_s: by default what the preset has.
+      num_devices: M.
+      seeds: how many, counted from 0, or which.
+      preset: makes an experiment of dataset, distribution, num_devices, radius_m, budget_s and seed. With
+        `functools.partial` it takes further settings. It is called again for each run that begins, and must then give
+        the same.
+      client: of a Dask cluster that does the runs; by default this machine does, with a process for each core.
+      keep: a folder where runs are kept as they finish. What it holds of this sweep already is not done again.
+      out: a netCDF file for the results, which are then read from it when they are looked at: memory does not grow with
+        the number of runs. Needs `keep`.
+      workers: how many processes of this machine take part; by default one for each core. With 1, the current process
+        does all runs. Accelerators are used by the current process, all of them.
+      side_by_side: how many runs a device does at the same time; by default one on a CPU, 16 on an accelerator. Where
+        there are fewer runs, places stay empty. If an accelerator runs out of memory, use fewer. The last bits of a
+        result depend on it, as they do on the kind of hardware.
+      about: further attributes of the results.
+      progress: shows a bar with the remaining time.
+
+    Returns:
+      The histories, with dimensions run, round and device, and the settings as coordinates of run; see
+      `fcjax.results`. After Ctrl-C the runs that were finished by then, if any.
+    """
+    axes: dict[str, Any] = {"distribution": distribution, "radius_m": radius_m, "phi": phi, "budget_s": budget_s}
+    axes |= {"num_devices": num_devices, "seeds": seeds}
+    with executor.workers_for(most_runs(policy, **axes), workers, client) as client:  # they start during the plan
+        jobs = plan(policy, **axes, dataset=dataset, preset=preset, progress=progress)
+        how: dict[str, Any] = {"side_by_side": side_by_side, "about": about, "progress": progress}
+        return run_all(jobs, client=client, keep=keep, out=out, **how)
+
+
+def run_all(
+    jobs: Sequence[Job],
+    *,
+    client: "Client | None" = None,
+    keep: str | os.PathLike | None = None,
+    out: str | os.PathLike | None = None,
+    side_by_side: int | None = None,
+    about: Mapping[str, Any] | None = None,
+    progress: bool = False,
+) -> xr.Dataset:
+    """Does runs, but for those that have been kept, and returns all in their order; see `sweep`."""
+    keep, out, about = _path("keep", keep), _path("out", out), _attributes(about)
+    if out is not None and keep is None:
+        raise ValueError("out needs keep, a folder of finished runs that it is put together from")
+    if out is not None and not out.parent.is_dir():
+        raise OSError(f"results cannot be written to {out}: there is no folder {out.parent}")
+    side_by_side = checks.whole("side_by_side", side_by_side or default_side_by_side(), 1)
+    clock = executor.Clock()
+    finished = _Finished(None if keep is None else Archive(keep, side_by_side), in_memory=out is None)
+    if keep is not None and any(keep.glob("[!.]*.npz")):
+        with Progress(len(jobs), "runs", enabled=progress) as shown:
+            shown.begin("looking for kept", counts=False)
+            for number, job in enumerate(jobs, 1):
+                finished.find(job)
+                shown.update(number, number)
+    num_kept = len(finished)
+    interrupted = False
+    try:
+        for job, run in executor.execute(
+            [job for job in jobs if job not in finished],
+            client=client,
+            clock=clock,
+            side_by_side=side_by_side,
+            progress=progress,
+        ):
+            finished.add(job, run)
+    except KeyboardInterrupt:
+        if not len(finished):
+            raise
+        interrupted = True
+        where = "" if keep is None else f" and are kept in {keep}; run the same command to resume"
+        warnings.warn(f"interrupted: {len(finished)} of {len(jobs)} runs have finished{where}", stacklevel=2)
+    done = [job for job in jobs if job in finished]
+    finished.warn_of_faults(done)
+    about = {"complete": int(not interrupted), "kept": num_kept, **dataclasses.asdict(clock), **about}
+    if out is None:
+        return results.to_dataset([finished.get(job) for job in done], about)
+    blocks = (done[start : start + _AT_HAND] for start in range(0, len(done), _AT_HAND))
+    parts = (results.to_dataset([finished.get(job) for job in block], about, room=finished.room) for block in blocks)
+    try:
+        results.save_parts(parts, out)
+    except OSError as error:
+        raise OSError(f"{error}; finished runs are kept in {keep}: run the same command to resume") from error
+    return results.read(out)
+
+
+class _Finished:
+    """Finished runs: in memory, or, where there may be too many for that, in the archive."""
+
+    def __init__(self, archive: Archive | None, *, in_memory: bool):
+        self._archive, self._in_memory = archive, in_memory
+        self._runs: dict[Job, Finished | None] = {}
+        self._stops: dict[Job, Stop] = {}
+        self._num_rounds: dict[Job, int] = {}
+        self.room = (1, 1)  # rounds and devices of the largest
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __contains__(self, job: Job) -> bool:
+        return job in self._runs
+
+    def find(self, job: Job) -> None:
+        """Looks whether a run has been kept."""
+        if self._archive is not None and (run := self._archive.load(job)) is not None:
+            self._note(job, run, kept=True)
+
+    def add(self, job: Job, run: Finished) -> None:
+        """Keeps a run that has just finished."""
+        self._note(job, run, kept=self._archive is not None and self._archive.save(job, run))
+
+    def get(self, job: Job) -> Finished:
+        run = self._runs[job]
+        if run is None:
+            assert self._archive is not None
+            run = self._archive.load(job)
+        if run is None:
+            raise RuntimeError(f"a finished run is no longer in its folder: {job.labels}; run again to redo it")
+        return run
+
+    def warn_of_faults(self, jobs: Sequence[Job]) -> None:
+        """Warns of runs that ended early or had no round."""
+        for stop, fault in (
+            (Stop.BAD_DECISION, "were ended by an impossible decision of their policy"),
+            (Stop.DIVERGED, "diverged: their loss became infinite or not a number"),
+            (Stop.BUDGET, "had no round that ended within the budget"),
+        ):
+            found = [job for job in jobs if self._stops[job] == stop]
+            if stop == Stop.BUDGET:
+                found = [job for job in found if not self._num_rounds[job]]
+            if found:
+                where = f"the first after {self._num_rounds[found[0]]} rounds: {found[0].labels}"
+                warnings.warn(f"{len(found)} of {len(jobs)} runs {fault}, {where}", stacklevel=3)
+
+    def _note(self, job: Job, run: Finished, *, kept: bool) -> None:
+        num_rounds, num_devices = run.history.share.shape
+        self._runs[job] = None if kept and not self._in_memory else run
+        self._stops[job], self._num_rounds[job] = run.stop, num_rounds
+        self.room = max(self.room[0], num_rounds), max(self.room[1], num_devices)
+
+
+def _path(name: str, value: str | os.PathLike | None) -> Path | None:
+    if value is None:
+        return None
+    if not isinstance(value, str | os.PathLike) or str(value) in ("", ".") or "\0" in str(value):
+        raise ValueError(f"{name} must be the path of a folder or file of its own, got {value!r}")
+    return Path(value).expanduser()
+
+
+def _attributes(about: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Those that a file can hold; ValueError for others, which would be told of when all runs have been done."""
+    if about is not None and not isinstance(about, Mapping):
+        raise ValueError(f"about must be a mapping of names to texts or numbers, got {about!r}")
+    for name, value in (about or {}).items():
+        if (
+            not isinstance(name, str)
+            or not isinstance(value, str | int | float | np.number)
+            or value is True
+            or value is False
+        ):
+            raise ValueError(f"about must be a mapping of names to texts or numbers, got {name!r}: {value!r}")
+    return dict(about or {})

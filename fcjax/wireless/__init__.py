@@ -1,0 +1,1 @@
+"""The uplink of a cell: channels, rates, bandwidth allocation, computation times."""

@@ -1,0 +1,176 @@
+"""Bandwidth allocation: the paper's P2, Theorem 1 and Alg. 1.
+
+At the optimum all scheduled devices finish together, at the time t* at which their required shares sum to 1. The sum
+s(t) falls strictly from inf, at the latest time b_k = compute_s + floor_s that a scheduled device would need with
+infinite bandwidth, towards 0. The unknown is therefore not t but the spare time e = t - b_k: in e every device's share
+keeps its relative accuracy, also where a weak signal makes it change by orders of magnitude within one rounding of t.
+1/s(e) is nearly linear, so that Newton's method on 1/s(e) = 1 needs about three steps; a bracket safeguards it.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from fcjax import checks
+from fcjax.types import Cell, Decision, Observation
+from fcjax.wireless.radio import Upload, rate, share_with_spare, spare_with_share, uploads
+
+
+def allocate(scheduled: Array, observation: Observation, cell: Cell) -> Decision:
+    """Shares the bandwidth so that the scheduled devices finish as early as they can.
+
+    Solves min over t and gamma of t, subject to compute_s + upload_bits / rate(gamma) <= t for each scheduled device
+    and sum(gamma) <= 1.
+
+    Args:
+      scheduled: (M,) bool.
+      observation: gains and computation times.
+      cell: bandwidth, noise, powers and upload size.
+
+    Returns:
+      The decision. Nobody scheduled: round_s 0 and all shares 0. A scheduled device that nothing can make finish (no
+      gain, no power, or an infinite computation time): round_s inf, and the bandwidth goes to such devices, as it does
+      in the limit of a vanishing gain. Shares and round_s are differentiable in every leaf of observation and cell,
+      by the implicit function theorem.
+    """
+    observation, cell = checks.uplink(observation, cell)
+    scheduled = checks.mask("scheduled", scheduled, checks.num_devices(cell))
+    return allocate_uploads(scheduled, uploads(observation, cell))
+
+
+def round_time(scheduled: Array, share: Array, observation: Observation, cell: Cell) -> Array:
+    """How long a round takes, () s, in which the scheduled devices have the given shares, optimal or not.
+
+    0 if nobody is scheduled, inf if a scheduled device has no share or never finishes.
+    """
+    observation, cell = checks.uplink(observation, cell, needs_upload=False)
+    scheduled = checks.mask("scheduled", scheduled, checks.num_devices(cell))
+    bits_s = rate(share, observation, cell)
+    reached = bits_s > 0
+    upload_s = jnp.where(reached, cell.upload_bits / jnp.where(reached, bits_s, 1), jnp.inf)
+    return jnp.max(jnp.where(scheduled, observation.compute_s + upload_s, 0))
+
+
+@jax.jit
+def allocate_uploads(scheduled: Array, upload: Upload) -> Decision:
+    """`allocate` by what it depends on; arguments as checked by the caller."""
+    can_finish = able(upload)
+    lost = scheduled & ~can_finish
+    member, upload = solvable(scheduled & can_finish, upload)
+    round_s, spare_s = finish(member, upload)
+    share = jnp.where(member, share_with_spare(spare_s, upload), 0)
+    share = share / jnp.sum(share)
+    anybody_lost = jnp.any(lost)
+    return Decision(
+        scheduled=scheduled,
+        share=jnp.where(
+            anybody_lost, lost / jnp.maximum(jnp.sum(lost, dtype=share.dtype), 1), jnp.where(scheduled, share, 0)
+        ),
+        round_s=jnp.where(anybody_lost, jnp.inf, jnp.where(jnp.any(scheduled), round_s, 0)),
+    )
+
+
+_NEVER_S = 1e30  # what takes longer does not end
+
+
+def able(upload: Upload) -> Array:
+    """Which devices finish at all, given enough time and bandwidth."""
+    return upload.compute_s + upload.floor_s < _NEVER_S
+
+
+def solvable(member: Array, upload: Upload) -> tuple[Array, Upload]:
+    """The same problem with harmless numbers for the devices that never finish, and one member if there is none."""
+    can_finish = able(upload)
+    filled = Upload(*(jnp.where(can_finish, x, fill) for x, fill in zip(upload, (1, 1, 0), strict=True)))
+    return jnp.where(jnp.any(member), member, jnp.arange(member.size) == 0), filled
+
+
+@jax.custom_jvp
+def finish(member: Array, upload: Upload) -> tuple[Array, Array]:
+    """The time at which the members' shares sum to 1, (), and each device's spare time then, (M,)."""
+    round_s, spare_s, _ = _solve(member, upload)
+    return round_s, spare_s
+
+
+@finish.defjvp
+def _finish_jvp(primals, tangents):
+    """From d[sum of shares] = 0, with spare_s = round_s - compute_s - floor_s."""
+    (member, upload), (_, d_upload) = primals, tangents
+    round_s, spare_s = finish(member, upload)
+
+    def total_share(spare_s, upload):
+        return jnp.sum(jnp.where(member, share_with_spare(jnp.where(member, spare_s, 1), upload), 0))
+
+    _, d_by_upload = jax.jvp(total_share, (spare_s, upload), (-d_upload.compute_s - d_upload.floor_s, d_upload))
+    _, d_by_time = jax.jvp(lambda spare_s: total_share(spare_s, upload), (spare_s,), (jnp.ones_like(spare_s),))
+    d_round_s = -d_by_upload / d_by_time
+    return (round_s, spare_s), (d_round_s, d_round_s - d_upload.compute_s - d_upload.floor_s)
+
+
+class _Search(NamedTuple):
+    low_s: Array
+    high_s: Array
+    spare_s: Array  # of the member that would be last with infinite bandwidth: e
+    done: Array
+    num_solves: Array
+
+
+def _solve(member: Array, upload: Upload) -> tuple[Array, Array, Array]:
+    """Returns round_s, each device's spare_s, and how often the shares were solved for."""
+    earliest_s = upload.compute_s + upload.floor_s
+
+    def ahead_of(last):
+        return (upload.floor_s[last] - upload.floor_s) + (upload.compute_s[last] - upload.compute_s)
+
+    # Of members whose sums round to the same number, the differences tell who is last.
+    last = jnp.argmax(jnp.where(member, earliest_s, -jnp.inf))
+    last = jnp.argmin(jnp.where(member, ahead_of(last), jnp.inf))
+    ahead_s = ahead_of(last)
+    ahead_s = jnp.where(member, jnp.maximum(ahead_s, 0), ahead_s)
+
+    def total_share(spare_s):
+        return jnp.sum(jnp.where(member, share_with_spare(jnp.where(member, spare_s + ahead_s, 1), upload), 0))
+
+    def step(search: _Search) -> _Search:
+        total, slope = jax.jvp(total_share, (search.spare_s,), (jnp.ones_like(search.spare_s),))
+        low_s = jnp.where(total > 1, search.spare_s, search.low_s)
+        high_s = jnp.where(total > 1, search.high_s, search.spare_s)
+        newton_s = _newton(search.spare_s, total, slope)
+        done = jnp.abs(total - 1) < tolerance
+        bisect = ~done & ~((newton_s > low_s) & (newton_s < high_s))
+        spare_s = jnp.where(bisect, low_s * jnp.sqrt(high_s / low_s), jnp.clip(newton_s, low_s, high_s))
+        return _Search(low_s, high_s, spare_s, done, search.num_solves + 1)
+
+    tolerance = float(np.finfo(ahead_s.dtype).eps) ** 0.5 / 4  # the last step squares what is left
+    search = lax.while_loop(
+        lambda search: ~search.done & (search.num_solves < _MAX_SOLVES),
+        step,
+        _Search(*_bracket_and_start(member, ahead_s, upload), done=jnp.array(False), num_solves=jnp.array(0)),
+    )
+    return earliest_s[last] + search.spare_s, search.spare_s + ahead_s, search.num_solves
+
+
+_MAX_SOLVES = 100  # a guard: bisection alone would need fewer
+
+
+def _bracket_and_start(member: Array, ahead_s: Array, upload: Upload) -> tuple[Array, Array, Array]:
+    """Bounds of e and a guess between them, none of which takes a solve."""
+    # No member can be faster than with the whole band, and all are in time with equal shares; both within rounding.
+    equal_share = 1 / jnp.sum(member, dtype=ahead_s.dtype)
+    equal_spare_s = spare_with_share(equal_share, upload)
+    low_s = 0.999 * jnp.max(jnp.where(member, spare_with_share(1, upload) - ahead_s, -jnp.inf))
+    high_s = 1.001 * jnp.max(jnp.where(member, equal_spare_s - ahead_s, -jnp.inf))
+    start_s = low_s
+    for _ in range(3):  # as if a share fell like 1/spare_s from the equal one
+        spare_s = jnp.where(member, start_s + ahead_s, 1)
+        share = jnp.where(member, equal_share * equal_spare_s / spare_s, 0)
+        start_s = jnp.clip(_newton(start_s, jnp.sum(share), -jnp.sum(share / spare_s)), low_s, high_s)
+    return low_s, high_s, start_s
+
+
+def _newton(spare_s: Array, total: Array, slope: Array) -> Array:
+    """A step towards 1/total = 1, given the slope of the total by spare_s."""
+    return spare_s + total * (1 - total) / slope

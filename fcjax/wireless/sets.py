@@ -1,0 +1,153 @@
+"""Which set of devices is fastest: of each size, of the size that a cost chooses, and one more than a given set.
+
+All rest on one fact. Required shares fall as t grows, so a set is done by t iff its shares at t sum to at most 1; and
+of the sets that are considered, the one with the smallest shares at t has the least sum. From any of them, taking the
+smallest shares at its own round time therefore gives a set that is no slower. Repeated until nothing changes, this ends
+at the fastest set: all others have larger shares at its round time, hence a sum of at least 1, and finish no earlier.
+Mostly one or two repetitions are enough.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from fcjax import checks
+from fcjax.types import Cell, Observation
+from fcjax.wireless.bandwidth import able, allocate_uploads, finish, solvable
+from fcjax.wireless.radio import Upload, share_with_spare, spare_with_share, uploads
+
+
+def fastest_sets(observation: Observation, cell: Cell) -> tuple[Array, Array]:
+    """For each number n of devices, the set of n devices that can finish earliest.
+
+    Solves min over sets Pi with |Pi| = n of allocate(Pi).round_s, exactly, for n = 1..M.
+
+    Args:
+      observation: gains and computation times.
+      cell: bandwidth, noise, powers and upload size.
+
+    Returns:
+      round_s: (M,) s, non-decreasing; entry n - 1 is for n devices; inf where fewer than n devices ever finish.
+      scheduled: (M, M) bool; row n - 1 is the set of n devices.
+    """
+    observation, cell = checks.uplink(observation, cell)
+    return _fastest_sets(uploads(observation, cell))
+
+
+_BATCH = 4096
+
+
+@jax.jit
+def _fastest_sets(upload: Upload) -> tuple[Array, Array]:
+    num_devices = upload.unit_s.size
+    frozen = lax.stop_gradient(upload)
+    # Sizes are worked through in batches of about _BATCH devices in all: small problems in one go, large ones in
+    # memory that is linear in M. The last batch is filled up, so that all have one shape.
+    batch = max(1, min(num_devices, _BATCH // num_devices))
+    num_batches = -(-num_devices // batch)
+    sizes = jnp.minimum(jnp.arange(1, num_batches * batch + 1), num_devices)
+
+    def solve(size):
+        scheduled, _ = fastest_set(size, frozen)
+        return allocate_uploads(scheduled, upload).round_s, scheduled
+
+    round_s, scheduled = lax.map(jax.vmap(solve), sizes.reshape(num_batches, batch))
+    round_s, scheduled = (x.reshape(num_batches * batch, *x.shape[2:])[:num_devices] for x in (round_s, scheduled))
+    # Larger sets take longer; where computation dwarfs the uploads, the rounding of the sum may hide it.
+    return lax.cummax(round_s), scheduled
+
+
+def fastest_set(size: Array, upload: Upload) -> tuple[Array, Array]:
+    """The set of `size` devices that can finish earliest, (M,) bool, and when it does, () s."""
+    can_finish = able(upload)
+
+    def improve(state):
+        scheduled, round_s, candidate, _ = state
+        candidate_s, spare_s = _round_time(candidate, upload)
+        better = candidate_s < round_s
+        smallest = smallest_mask(jnp.where(can_finish, share_with_spare(spare_s, upload), jnp.inf), size)
+        scheduled, round_s = jnp.where(better, candidate, scheduled), jnp.where(better, candidate_s, round_s)
+        return scheduled, round_s, smallest, better & jnp.any(smallest != candidate)
+
+    by_equal_split = smallest_mask(time_with_share(1 / size.astype(upload.unit_s.dtype), upload), size)
+    start = by_equal_split, jnp.full((), jnp.inf, upload.unit_s.dtype), by_equal_split, jnp.array(True)
+    scheduled, round_s, _, _ = lax.while_loop(lambda state: state[-1], improve, start)
+    return scheduled, round_s
+
+
+def cheapest_set(cost: Callable[[Array, Array], Array], upload: Upload) -> Array:
+    """Of the fastest sets of all sizes, the one whose cost(size, round_s) is least, (M,) bool; of equals, the smaller.
+
+    The cost must not fall as round_s grows. Then few sizes have to be solved: larger sets are no faster, so that the
+    round time of a set gives every larger size a bound on its cost. The size with the least bound is either solved,
+    hence the cheapest, or lies between solved ones, and the middle of these is solved next.
+    """
+    num_devices = upload.unit_s.size
+    sizes = jnp.arange(1, num_devices + 1)
+
+    def bounds(least_s):
+        bound = cost(sizes, least_s)
+        return jnp.where(jnp.isnan(bound), jnp.inf, bound)
+
+    def solve(size, solved, least_s):
+        _, round_s = fastest_set(size, upload)
+        return solved | (sizes == size), jnp.where(sizes >= size, jnp.maximum(least_s, round_s), least_s)
+
+    def narrow(state):
+        solved, least_s, size = state
+        below = jnp.max(jnp.where(solved & (sizes < size), sizes, 0))
+        above = jnp.min(jnp.where(solved & (sizes > size), sizes, num_devices + 1))
+        solved, least_s = solve((below + above) // 2, solved, least_s)
+        return solved, least_s, sizes[jnp.argmin(bounds(least_s))]
+
+    solved, least_s = solve(sizes[0], jnp.zeros(num_devices, bool), jnp.zeros_like(upload.unit_s))
+    start = solved, least_s, sizes[jnp.argmin(bounds(least_s))]
+    _, _, size = lax.while_loop(lambda state: ~state[0][state[2] - 1], narrow, start)
+    return fastest_set(size, upload)[0]
+
+
+def fastest_addition(scheduled: Array, upload: Upload) -> tuple[Array, Array]:
+    """The device outside a set whose addition leaves the round shortest, (), and the round time with it, () s.
+
+    Of devices that are equally good, the one with the lowest index.
+    """
+    candidates = ~scheduled & able(upload)
+
+    def improve(state):
+        device, round_s, candidate, _ = state
+        candidate_s, spare_s = _round_time(scheduled | _one_hot(candidate, upload), upload)
+        better = (candidate_s < round_s) | ((candidate_s == round_s) & (candidate < device))
+        smallest = jnp.argmin(jnp.where(candidates, share_with_spare(spare_s, upload), jnp.inf))
+        device, round_s = jnp.where(better, candidate, device), jnp.where(better, candidate_s, round_s)
+        return device, round_s, smallest, better & (smallest != candidate)
+
+    equal_share = 1 / (1 + jnp.sum(scheduled, dtype=upload.unit_s.dtype))
+    guess = jnp.argmin(jnp.where(candidates, time_with_share(equal_share, upload), jnp.inf))
+    guess = jnp.where(jnp.any(candidates), guess, jnp.argmin(scheduled))  # who never finishes, if nobody else is left
+    start = jnp.array(upload.unit_s.size), jnp.full((), jnp.inf, upload.unit_s.dtype), guess, jnp.array(True)
+    device, round_s, _, _ = lax.while_loop(lambda state: state[-1], improve, start)
+    return device, round_s
+
+
+def smallest_mask(values: Array, size: Array) -> Array:
+    """The mask of the `size` smallest values; of equals, those with the lower index."""
+    return jnp.zeros(values.shape, bool).at[jnp.argsort(values)].set(jnp.arange(values.size) < size)
+
+
+def time_with_share(share: ArrayLike, upload: Upload) -> Array:
+    """When each device would finish, (M,) s, if it had the given share, ()."""
+    return upload.compute_s + upload.floor_s + spare_with_share(share, upload)
+
+
+def _round_time(scheduled: Array, upload: Upload) -> tuple[Array, Array]:
+    """When the set finishes, inf if one of it never does, and each device's spare time then."""
+    can_finish = able(upload)
+    round_s, spare_s = finish(*solvable(scheduled & can_finish, upload))
+    return jnp.where(jnp.any(scheduled & ~can_finish), jnp.inf, round_s), spare_s
+
+
+def _one_hot(device: Array, upload: Upload) -> Array:
+    return jnp.arange(upload.unit_s.size) == device

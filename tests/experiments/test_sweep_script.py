@@ -1,0 +1,272 @@
+"""The script `experiments/sweep.py` from its command line to its files, on a data set that needs no download."""
+
+import csv
+import errno
+import importlib.util
+import itertools
+import sys
+import uuid
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import strategies as st
+
+from fcjax import data, results
+from fcjax.runtime import files
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+FOLDER = Path(__file__).parents[2] / "experiments"
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path):
+    """The script as a module, in an empty folder, where every data set is a small one of clouds of points."""
+    spec = importlib.util.spec_from_file_location("sweep_script", FOLDER / "sweep.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    clouds = data.synthetic.classification(4000, 300, num_features=8, num_labels=10, spread=0.5)
+    monkeypatch.setattr(data, "load", lambda name: clouds)
+    monkeypatch.chdir(tmp_path)
+    return module
+
+
+def test_a_sweep_from_the_command_line(script, tmp_path, capsys):
+    Path("my_file.py").write_text(
+        "import fcjax\n"
+        "def loudest(phi=0.5):\n"
+        "    def select(key, phi, context):\n"
+        "        loud = context.observation.gain >= context.observation.gain.max() * phi\n"
+        "        return phi, fcjax.allocate(loud, context.observation, context.cell)\n"
+        "    return fcjax.Policy(lambda cell: phi * 1.0, select)\n"
+    )
+    arguments = ["--policy", "pf", "my_file:loudest", "--phi", "0.1", "0.9", "--distribution", "iid"]
+    assert script.main([*arguments, "--seeds", "2", "--seed", "5", "--budget", "9", "--out", "here/there"]) == 0
+    out = tmp_path / "here" / "there"
+    files = {"accuracy.pdf", "accuracy.png", "histories.nc", "rounds.pdf", "rounds.png", "summary.csv", "sweep.json"}
+    assert {path.name for path in out.glob("[!.]*")} == files | {"runs"}
+    with open(out / "summary.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == results.SUMMARY
+    assert len(rows) == 3 * 2
+    assert {row["seed"] for row in rows} == {"5", "6"}
+    assert [row["phi"] for row in rows if row["policy"] == "pf"] == ["nan"] * 2
+    assert {row["phi"] for row in rows if row["policy"] != "pf"} == {"0.1", "0.9"}
+    assert all(0 < float(row["best_accuracy"]) <= 1 for row in rows)
+    histories = results.load(out / "histories.nc")
+    assert histories.command == "python experiments/sweep.py " + " ".join(
+        [*arguments, "--seeds", "2", "--seed", "5", "--budget", "9", "--out", "here/there"]
+    )
+    printed = capsys.readouterr()
+    assert "best accuracy (%)" in printed.out
+    assert printed.out.count("±") == 3 * 6
+    mean = 100 * np.mean([float(row["best_accuracy"]) for row in rows[:2]])
+    assert f"{mean:.2f} ±" in printed.out
+    assert "nan" not in printed.out
+    assert "6 runs in" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--policy", "best"],
+            "unknown policy 'best': use fc, exact, rd, pf, cs-l, cs-h, as-l, as-h, centralized, fixed-N",
+        ),
+        (["--phi", "0"], "phi must be positive and finite, got 0"),
+        (["--phi", "-1", "--policy", "exact"], "phi must be positive and finite, got -1"),
+        (["--phi", "many"], "invalid float value: 'many'"),
+        (["--budget", "0.2"], "the shortest takes 0.3"),
+        (["--policy", "fixed-21"], "n must be a whole number from 1 to 20, the number of devices, got 21"),
+        (["--radius", "0"], "cell.radius_m must be positive and finite, got 0"),
+        (["--distribution", "l11"], "a device can have 1 to 10 distinct labels of this data set, got l = 11"),
+        (["--devices", "0"], "num_devices must be a whole number of 1 or more, got 0"),
+        (["--devices", "50"], "batch_size 128 is more than the"),
+        (["--seeds", "0"], "--seeds must be 1 or more"),
+        (["--seed", "-1"], "--seed 0 to 2^31"),
+        (["--observation-error", "-1"], "observation_error must be zero or more"),
+        (["--policy", "missing:policy"], "'missing' cannot be used: ModuleNotFoundError"),
+        (["--policy", "file:silent"], "policy 'file:silent' schedules nobody, in 256 of 256 random rounds"),
+        (["--policy", "file:broken"], "gives shares that are not numbers"),
+        (["--out", "file.py/folder"], "results cannot be written to file.py/folder: Not a directory"),
+    ],
+)
+def test_bad_input_ends_with_code_2_and_a_line_or_two(arguments, message, script, capsys):
+    Path("file.py").write_text(
+        "import fcjax\n"
+        "def spoilt(factor, none):\n"
+        "    def select(key, state, context):\n"
+        "        gain = context.observation.gain\n"
+        "        good = fcjax.allocate((gain > 0) & (not none), context.observation, context.cell)\n"
+        "        return state, fcjax.Decision(good.scheduled, good.share * factor, good.round_s)\n"
+        "    return fcjax.Policy(lambda cell: (), select)\n"
+        "silent = spoilt(1.0, True)\n"
+        "broken = spoilt(float('nan'), False)\n"
+    )
+    try:
+        code = script.main(arguments)
+    except SystemExit as end:  # argparse's own
+        code = end.code
+    printed = capsys.readouterr()
+    assert code == 2
+    assert message in printed.err
+    assert "Traceback" not in printed.err
+    errors = [line for line in printed.err.splitlines() if "error:" in line]
+    assert len(errors) == 1
+    assert printed.out == ""
+    out = Path("out/sweep")
+    assert not out.exists() or not list(out.glob("[!.]*")), "no half-written results"
+
+
+NUMBERS = ["nan", "inf", "-1", "0", "1e300", "x", ""]
+OPTIONS = {
+    "--phi": ["0.05", "5", *NUMBERS],
+    "--policy": ["pf", "fc", "fixed-3", "best", "fixed-0", "a:b", ":"],
+    "--distribution": ["l1", "iid", "dir0.5", "l0", "l99", "dir-1", "dirx", "l\u0663", ""],
+    "--radius": ["600", "1500", *NUMBERS],
+    "--devices": ["5", "-1", "1.5", "100000", "x"],
+    "--budget": ["1.5", *NUMBERS],
+    "--seed": ["7", "2147483648", "x"],
+    "--observation-error": ["0.2", "-1", "nan", "x"],
+    "--workers": ["1", "0", "x"],
+    "--side-by-side": ["1", "0", "x"],
+}
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=60, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.given(st.fixed_dictionaries({}, optional={name: st.sampled_from(OPTIONS[name]) for name in OPTIONS}))
+def test_any_options_give_results_or_one_error(script, tmp_path, capsys, options):
+    out = tmp_path / uuid.uuid4().hex
+    line = ["--policy", "pf", "--budget", "1.5", "--seeds", "1", *itertools.chain(*options.items()), "--out", str(out)]
+    try:
+        code = script.main(line)
+    except SystemExit as end:  # argparse's own
+        code = end.code
+    errors = [text for text in capsys.readouterr().err.splitlines() if "error:" in text]
+    assert (code, len(errors)) in ((0, 0), (2, 1))
+    if code == 0:
+        rows = pd.read_csv(out / "summary.csv")
+        assert np.isfinite(rows[["best_accuracy", "final_accuracy", "elapsed_s"]]).all(axis=None)
+
+
+def test_ctrl_c_before_a_run_is_finished(script, monkeypatch, capsys):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:  # the fixture's own changes stay, such as the folder
+        patch.setattr(sys.modules["fcjax.sweeps.run"], "run_all", interrupted)
+        assert script.main([]) == 130
+    assert "interrupted; no run had finished" in capsys.readouterr().err
+
+
+def test_a_command_that_is_given_again_finds_its_runs(script, tmp_path, capsys):
+    arguments = ["--policy", "pf", "--seeds", "2", "--budget", "5"]
+    assert script.main(arguments) == 0
+    before = {path.name: path.read_bytes() for path in Path("out/sweep").glob("*.csv")}
+    capsys.readouterr()
+    assert script.main([*arguments, "--workers", "1"]) == 0
+    assert "2 runs, of which 2 had been kept, in" in capsys.readouterr().out
+    assert before == {path.name: path.read_bytes() for path in Path("out/sweep").glob("*.csv")}
+
+
+def test_a_folder_with_another_sweep_is_refused(script, capsys):
+    arguments = ["--policy", "pf", "--seeds", "1", "--budget", "5"]
+    assert script.main(arguments) == 0
+    before = Path("out/sweep/summary.csv").read_bytes()
+    assert script.main([*arguments, "--radius", "500"]) == 2
+    message = "out/sweep holds another sweep (radius was [600.0], is [500.0]): choose another folder with --out"
+    assert message in capsys.readouterr().err
+    assert script.main([*arguments[:2], "--seeds", "2", "--budget", "5"]) == 0, "more of the same is not another"
+    assert "2 runs, of which 1 had been kept" in capsys.readouterr().out
+    before = Path("out/sweep/summary.csv").read_bytes()
+    arguments[3] = "2"
+    note = Path("out/sweep/sweep.json")
+    for damage in ("[]", "{", "7"):
+        note.write_text(damage)
+        assert script.main(arguments) == 2
+        printed = capsys.readouterr().err
+        assert "sweep.json, which says what out/sweep holds, is damaged: delete this file if it holds this" in printed
+    assert Path("out/sweep/summary.csv").read_bytes() == before
+    note.unlink()
+    assert script.main(arguments) == 0
+    assert "2 runs, of which 2 had been kept" in capsys.readouterr().out
+    assert Path("out/sweep/summary.csv").read_bytes() == before
+
+
+def test_one_command_at_a_time(script, tmp_path, capsys):
+    arguments = ["--policy", "pf", "--seeds", "1", "--budget", "5", "--out", str(tmp_path)]
+    with script.claimed(script.parser().parse_args(arguments)):
+        assert script.main(arguments) == 2
+    assert f"another command is at work in {tmp_path}: wait until it has ended" in capsys.readouterr().err
+    assert script.main(arguments) == 0
+
+
+@pytest.mark.slow
+def test_a_full_disk_while_plotting(script, tmp_path, capsys, monkeypatch):
+    write = files.write_whole
+
+    def full(path, *args):
+        if path.suffix == ".pdf":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, *args)
+
+    monkeypatch.setattr(files, "write_whole", full)
+    assert script.main(["--policy", "pf", "--seeds", "1", "--budget", "5", "--out", str(tmp_path)]) == 2
+    printed = capsys.readouterr().err
+    assert "the results could not be written: [Errno 28] No space left on device; finished runs are kept in" in printed
+
+
+def test_files_that_are_called_as_libraries_are_not_imported(script, tmp_path):
+    for name in ("numexpr", "jax_plugins", "dask", "cloudpickle"):
+        Path(f"{name}.py").write_text("raise SystemExit('imported unasked')")
+    assert script.main(["--policy", "pf", "--seeds", "1", "--budget", "5", "--out", str(tmp_path / "out")]) == 0
+    assert str(tmp_path) not in sys.path
+
+
+def test_runs_that_diverge_are_counted_in_the_table(script):
+    columns = ["dataset", "policy", "distribution", "radius_m", "phi", "devices", "budget_s", "stop", "rounds"]
+    columns += ["best_accuracy", "tilde_accuracy", "final_accuracy", "mean_scheduled", "mean_round_s"]
+    rows = pd.DataFrame(
+        [["d", "pf", "l1", 600.0, 0.1, 20, 60.0, stop, 5, *[0.5] * 5] for stop in ("budget", "diverged")]
+    )
+    assert "2 (1 diverged)" in script.table(rows.set_axis(columns, axis=1))
+
+
+def test_help_has_examples(script, capsys):
+    with pytest.raises(SystemExit) as end:
+        script.main(["--help"])
+    assert end.value.code == 0
+    assert "python experiments/sweep.py --phi 0.05" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_runs_of_a_policy_that_has_changed_are_done_again(script, tmp_path, capsys):
+    code = "import fcjax\ndef mine():\n    return fcjax.policies.fixed(2)\n"
+    Path("my_policies.py").write_text(code)
+    arguments = ["--policy", "my_policies:mine", "--seeds", "1", "--budget", "5", "--out", str(tmp_path / "here")]
+    assert script.main(arguments) == 0
+    first = (tmp_path / "here" / "summary.csv").read_text()
+    Path("my_policies.py").write_text(code.replace("2", "3"))
+    assert script.main(arguments) == 0
+    assert "1 runs in" in capsys.readouterr().out.splitlines()[-1]
+    assert (tmp_path / "here" / "summary.csv").read_text() != first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            ["--scheduler", "tcp://127.0.0.1:1"],
+            "no scheduler answers at tcp://127.0.0.1:1: start one with dask scheduler",
+        ),
+        (["--scheduler", "tcp://here:x"], "no scheduler answers at tcp://here:x"),
+        (["--scheduler-file", "none.json"], "--scheduler-file: there is no file none.json; the scheduler writes it"),
+    ],
+)
+def test_a_cluster_that_is_not_there(option, message, script, tmp_path, capsys):
+    assert script.main([*option, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,122 @@
+import re
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+import fcjax
+from fcjax import policies
+from fcjax.sweeps.jobs import groups
+from fcjax.sweeps.planning import plan
+
+SETTINGS = {
+    "dataset": tiny.dataset(),
+    "num_devices": tiny.NUM_DEVICES,
+    "budget_s": 4.0,
+    "preset": tiny.experiment,
+    "distribution": "l1",
+    "radius_m": 600.0,
+    "phi": 0.05,
+    "seeds": 1,
+}
+
+
+def test_numbers_are_data_and_shapes_are_not():
+    jobs = plan(
+        ["fc", "rd", "fixed-2", "centralized"],
+        **SETTINGS
+        | {"phi": [0.05, 0.5], "distribution": ["l1", "iid"], "radius_m": [200, 600], "seeds": 2}
+        | {"budget_s": [4.0, 5.0], "num_devices": [4, 6]},
+    )
+    assert len(jobs) == (2 + 1 + 1 + 1) * 2 * 2 * 2 * 2 * 2
+    found = groups(jobs)
+    assert sorted({len(group.jobs[0].experiment.data.sizes) for group in found}) == [1, 4, 6]
+    # Devices: 4, 6; and one trainer with so many samples as the devices of that number and distribution have in all.
+    assert len(found) == 3
+    assert sum(len(group.jobs) for group in found) == len(jobs)
+
+
+def nobody():
+    return fcjax.Policy(
+        lambda cell: (),
+        lambda key, state, context: (
+            state,
+            fcjax.allocate(context.observation.gain < 0, context.observation, context.cell),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "message"),
+    [
+        ("best", {}, "unknown policy 'best': use fc, exact"),
+        ("fc", {"phi": 0.0}, "phi must be positive and finite, got 0"),
+        ("fixed-7", {}, "n must be a whole number from 1 to 6"),
+        ("fc", {"radius_m": [600.0, 0.0]}, "cell.radius_m must be positive and finite, got 0"),
+        ("fc", {"distribution": "l5"}, "a device can have 1 to 4 distinct labels of this data set, got l = 5"),
+        ("fc", {"distribution": "zipf"}, "unknown distribution 'zipf'"),
+        ("fc", {"budget_s": 0.1}, "the budget of 0.1 s is shorter than any round can be: the shortest takes 0.24"),
+        ("fc", {"seeds": 0}, "the number of seeds must be a whole number from 1 to 1000000, got 0"),
+        (["fc", "fc"], {}, "policy and phi has a value twice"),
+        ("fc", {"radius_m": [600.0, 600.0]}, "radius_m has a value twice: 600.0, 600.0"),
+        ("fc", {"seeds": range(10**9)}, "there can be up to 1000000 seeds, got 1000000000"),
+        ("fc", {"seeds": []}, "seeds must have at least one value"),
+        ("fc", {"seeds": 2.5}, "the number of seeds must be a whole number from 1 to 1000000, got 2.5"),
+        ("fc", {"seeds": None}, "seeds must be a whole number from 0 to 2147483647, got None"),
+        ("fc", {"radius_m": "far"}, "radius_m must be a real number or an array of them, got 'far'"),
+        ("fc", {"budget_s": 1j}, "budget_s must be a value or a sequence of them, got 1j"),
+        ("fc", {"seeds": [2**31]}, "seeds must be a whole number from 0 to 2147483647, got 2147483648"),
+        ("fc", {"num_devices": 5.5}, "num_devices must be a whole number of 1 or more, got 5.5"),
+        ("fc", {"budget_s": 1e300}, "the budget of 1e+300 s has room for"),
+        (policies.fixed(2), {}, "policy must be names, or policies by name, such as"),
+        ([policies.fixed(2)], {}, "policy must be names, or policies by name, such as"),
+        ({"a": "fc"}, {}, "policy 'a' must be a fcjax.Policy"),
+        ({"a": fcjax.Policy(lambda cell: (), None)}, {}, "policy 'a' must be a fcjax.Policy"),
+        ({"a": fcjax.Policy(None, policies.fixed(2).select)}, {}, "policy 'a' must be a fcjax.Policy"),
+        ({"a": fcjax.Policy(lambda cell: "two", policies.fixed(2).select)}, {}, "policy 'a'"),
+        ("fc", {"dataset": None}, "dataset must be a name or a fcjax.data.Dataset, got NoneType"),
+        ("fc", {"preset": 5}, "preset must be a function that makes an Experiment, got 5"),
+        ("fc", {"preset": lambda *_, **__: None}, "preset must return a fcjax.Experiment, got NoneType"),
+        ({"mine": nobody()}, {}, "policy 'mine' schedules nobody, in 256 of 256 random rounds"),
+    ],
+)
+def test_bad_sweeps_are_named_before_anything_runs(policy, changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        plan(policy, **SETTINGS | changes)
+
+
+def test_policies_that_share_a_function_are_each_checked():
+    with pytest.raises(ValueError, match="policy 'b' schedules nobody"):
+        plan({"a": tiny.loud(0.5), "b": tiny.loud(1.5)}, **SETTINGS)
+
+
+def test_numbers_of_numpy_keep_their_digits():
+    jobs = plan("fc", **SETTINGS | {"phi": np.array([0.05, 0.1]), "radius_m": np.float64(600.1)})
+    assert [job.labels["phi"] for job in jobs] == [0.05, 0.1]
+    assert jobs[0].labels["radius_m"] == 600.1
+
+
+def test_centralized_is_known_by_its_function():
+    names = {"upper": policies.centralized(), "centralized": policies.random(1)}
+    upper, lower = (job.experiment for job in plan(names, **SETTINGS))
+    assert len(upper.data.sizes) == 1
+    assert len(lower.data.sizes) == tiny.NUM_DEVICES
+
+
+def select_the_richest(key, state, context):
+    richest = jnp.arange(tiny.NUM_DEVICES) == jnp.argmax(context.training.num_samples[: tiny.NUM_DEVICES])
+    return state, fcjax.allocate(richest, context.observation, context.cell)
+
+
+def select_and_grow(key, state, context):
+    return state + context.training.num_samples, select_the_richest(key, state, context)[1]
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_policies_are_checked_with_what_runs_tell_them():
+    """With the numbers of samples of all devices."""
+    (job,) = plan({"a": fcjax.Policy(lambda cell: (), select_the_richest)}, **SETTINGS)
+    fcjax.check_policy(job.policy, job.experiment.cell, ignores_labels=False)
+    with pytest.raises(ValueError, match="policy 'a' must keep the structure of its state"):
+        plan({"a": fcjax.Policy(lambda cell: jnp.array(0), select_and_grow)}, **SETTINGS)

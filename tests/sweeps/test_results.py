@@ -1,0 +1,140 @@
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+from scipy import stats
+
+from fcjax import plots, results
+from fcjax.runtime import files
+from fcjax.runtime.progress import Progress
+from fcjax.simulation.rounds import Record, Stop
+
+
+def finished(rng, num_rounds, num_devices, **labels):
+    """A made-up run, so long and with so many devices."""
+    history = Record(
+        **{
+            field.name: rng.uniform(0.1, 0.9, (num_rounds, num_devices) if field.name in PER_DEVICE else num_rounds)
+            for field in dataclasses.fields(Record)
+        }
+    )
+    history = dataclasses.replace(
+        history, scheduled=history.scheduled > 0.5, elapsed_s=np.cumsum(history.round_s), accuracy=history.accuracy
+    )
+    labels = {
+        "dataset": "clouds",
+        "policy": "fc",
+        "distribution": "l1",
+        "radius_m": 600.0,
+        "phi": 0.05,
+        "seed": 0,
+        "devices": num_devices,
+        "budget_s": 20.0,
+    } | labels
+    return results.Finished(labels, history, 0.1, 2.3, Stop.BUDGET)
+
+
+PER_DEVICE = ("scheduled", "share", "gain", "compute_s", "rho", "beta", "delta")
+
+
+def test_runs_of_different_lengths_and_devices():
+    rng = np.random.default_rng(0)
+    runs = [finished(rng, 7, 4), finished(rng, 3, 6, seed=1), finished(rng, 0, 4, seed=2)]
+    dataset = results.to_dataset(runs, {"note": "x"})
+    assert dict(dataset.sizes) == {"run": 3, "round": 7, "device": 6}
+    assert dataset.attrs["note"] == "x"
+    np.testing.assert_array_equal(dataset.share.values[1, :3], runs[1].history.share)
+    assert np.isnan(dataset.share.values[1, 3:]).all()
+    assert np.isnan(dataset.share.values[0, :, 4:]).all()
+    rows = results.summary(dataset)
+    assert rows.rounds.tolist() == [7, 3, 0]
+    assert rows.mean_scheduled[0] == pytest.approx(runs[0].history.scheduled.sum(1).mean())
+    assert rows.best_accuracy[1] == runs[1].history.accuracy.max()
+    # A run without a round has the model it began with.
+    assert rows.best_accuracy[2] == rows.final_accuracy[2] == rows.tilde_accuracy[2] == pytest.approx(0.1)
+    assert rows.elapsed_s[2] == 0
+
+
+def test_only_runs_without_a_round():
+    rows = results.summary(results.to_dataset([finished(np.random.default_rng(0), 0, 4)]))
+    assert rows.best_accuracy.tolist() == pytest.approx([0.1])
+
+
+def test_files_are_whole_or_not_there(tmp_path):
+    path = tmp_path / "a.txt"
+    files.write_whole(path, lambda part: Path(part).write_text("first"))
+
+    def fail(part):
+        Path(part).write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        files.write_whole(path, fail)
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(OSError, match="no_folder"):
+        files.write_whole(tmp_path / "no_folder" / "a.txt", fail)
+
+
+def test_interval_against_scipy():
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=(5, 3))
+    mean, half = plots.interval(values)
+    low, high = stats.t.interval(0.95, 4, values.mean(0), stats.sem(values, axis=0))
+    np.testing.assert_allclose(mean, values.mean(0))
+    np.testing.assert_allclose([mean - half, mean + half], [low, high])
+    values[1:, 0] = np.nan
+    mean, half = plots.interval(values)
+    assert mean[0] == values[0, 0]
+    assert np.isnan(half[0])
+    assert np.isnan(plots.interval(np.full((2, 1), np.nan))[0]).all()
+
+
+def test_accuracy_is_held_until_the_next_round_ends():
+    run = finished(np.random.default_rng(2), 3, 4)
+    dataset = results.to_dataset([run]).isel(run=[0])
+    ends, accuracy = run.history.elapsed_s, run.history.accuracy
+    times = np.array([0.0, ends[0], (ends[0] + ends[1]) / 2, ends[2], 100.0])
+    np.testing.assert_allclose(
+        plots.held(dataset, times), [0.1, accuracy[0], accuracy[0], accuracy[2], accuracy[2]], rtol=1e-6
+    )
+    spans = plots._in_spans(dataset, "round_s", np.array([0.0, ends[1], 100.0, 200.0]))
+    np.testing.assert_allclose(spans, [run.history.round_s[:2].mean(), run.history.round_s[2], np.nan])
+
+
+@pytest.mark.parametrize("draw", [plots.accuracy, plots.rounds])
+def test_pictures_have_a_panel_a_setting_and_a_line_a_policy(draw, tmp_path):
+    rng = np.random.default_rng(3)
+    runs = [
+        finished(rng, 12, 4, policy=policy, phi=phi, seed=seed, distribution=distribution)
+        for policy, phi in (("fc", 0.05), ("fc", 0.5), ("rd", float("nan")))
+        for distribution in ("l1", "iid")
+        for seed in range(2)
+    ]
+    figure = draw(results.to_dataset(runs))
+    panels = [axes for axes in figure.axes if axes.get_title()]
+    assert [axes.get_title() for axes in panels] == ["clouds, l1, R = 600 m", "clouds, iid, R = 600 m"]
+    assert len(panels[0].lines) == 3
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        r"fc, $\varphi$ = 0.05",
+        r"fc, $\varphi$ = 0.5",
+        "rd",
+    ]
+    figure.savefig(tmp_path / "picture.png")
+    one = draw(results.to_dataset(runs[:1]))
+    assert any(axes.lines for axes in one.axes)
+    plt.close("all")
+
+
+def test_progress_gives_results_errors_and_the_time_that_is_left(monkeypatch, capsys):
+    monkeypatch.setattr("fcjax.runtime.progress._LINE_EVERY_S", 0.0)
+    with Progress(4, "runs") as shown:
+        shown.begin("running", counts=True)
+        assert shown.run(lambda a, b: a + b, 1, 2) == 3
+        with pytest.raises(ZeroDivisionError):
+            shown.run(lambda: 1 / 0)
+        monkeypatch.setattr("fcjax.runtime.progress.time.monotonic", lambda start=shown._resumed_at: start + 100)
+        shown.update(1.0, 1)
+    assert "running: 25%, 1 of 4 runs, 5:00 left" in capsys.readouterr().err
