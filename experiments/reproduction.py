@@ -29,12 +29,13 @@ from console import Block, as_text, check_writable, end_on_sigterm, warnings_as_
 
 import fcjax
 from fcjax import presets
-from fcjax.report.plots import COLOURS, STYLE, interval
+from fcjax.report.plots import COLOURS, STYLE
 from fcjax.runtime.files import write_whole
 from fcjax.runtime.hardware import use_one_thread
 from fcjax.simulation.experiment import Experiment
+from fcjax.sweeps.grid import plan
 from fcjax.sweeps.jobs import Job
-from fcjax.sweeps.planning import plan
+from fcjax.sweeps.metrics import interval
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

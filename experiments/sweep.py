@@ -7,6 +7,7 @@ and mini-batches. Writes to OUT
   histories.nc     every round of every run; xarray.open_dataset reads it
   accuracy.png     accuracy against simulated time, with 95% intervals over seeds (and .pdf)
   rounds.png       scheduled devices, round time and estimates (and .pdf)
+  accuracy_by_X.png   best accuracy against X, for each X of --axis (and .pdf)
 """
 
 import argparse
@@ -27,6 +28,7 @@ EXAMPLES = """examples:
   python experiments/sweep.py --policy fc rd pf cs-l cs-h as-l as-h --distribution l1 l2 iid --out out/all
   python experiments/sweep.py --phi 0.005 0.05 0.5 5 --radius 200 600 1000 --seeds 3 --out out/phi
   python experiments/sweep.py --dataset cifar10 --policy fc fixed-5 fixed-10 --distribution l2 --out out/cifar10
+  python experiments/sweep.py --axis cell.bandwidth_hz 5e6 10e6 20e6 --policy fc rd --out out/bandwidth
   python experiments/sweep.py --policy fc my_file:my_policy --out out/mine     # your own, from my_file.py
   python experiments/sweep.py --seeds 1000 --out out/1000 --scheduler tcp://10.0.0.5:8786    # on a Dask cluster
 """
@@ -49,6 +51,14 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--radius", type=float, default=[600.0], **several, help="of the cell, in m (default: 600)")
     p.add_argument("--devices", type=int, default=[20], **several, help="in the cell (default: 20)")
     p.add_argument("--budget", type=float, **several, help="simulated s (default: 60, on CIFAR-10 200)")
+    p.add_argument(
+        "--axis",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        help="whatever else varies: a leaf, such as cell.bandwidth_hz 5e6 20e6, or an argument of the preset",
+    )
     p.add_argument("--seeds", type=int, default=5, metavar="N", help="number of seeds (default: 5)")
     p.add_argument("--seed", type=int, default=0, metavar="N", help="the first of them (default: 0)")
     p.add_argument(
@@ -91,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
             import fcjax  # after --help and the cheapest errors: it takes seconds
             from fcjax.runtime.hardware import use_one_thread
             from fcjax.sweeps.executor import workers_for
-            from fcjax.sweeps.planning import most_runs, plan
+            from fcjax.sweeps.grid import most_runs, plan
 
             use_one_thread()  # as workers do, so that the only run of a sweep has the same bits
             axes = {
@@ -101,6 +111,7 @@ def main(argv: list[str] | None = None) -> int:
                 "budget_s": args.budget,
             }
             axes |= {"num_devices": args.devices, "seeds": range(args.seed, args.seed + args.seeds)}
+            axes["axes"] = further_axes(args.axis)
             client = stack.enter_context(connected(args))
             client = stack.enter_context(workers_for(most_runs(args.policy, **axes), args.workers, client))
 
@@ -130,6 +141,21 @@ def main(argv: list[str] | None = None) -> int:
         finished = any((args.out / "runs").glob("[!.]*.npz"))
         print(f"interrupted; {again if finished else 'no run had finished'}", file=sys.stderr)
         return 130
+
+
+def further_axes(given: list[list[str]]) -> dict[str, list]:
+    """The axes that the command names, with values as numbers where they are."""
+    names = [name for name, *_ in given]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"--axis {twice.pop()} is there twice: give all its values at once")
+    return {name: [_number(text) for text in texts] for name, *texts in given}
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 @contextlib.contextmanager
@@ -236,49 +262,61 @@ def write(results, out: Path):
     matplotlib.use("Agg")
     from fcjax import plots
     from fcjax.runtime.files import write_whole
-    from fcjax.sweeps.results import summary
+    from fcjax.sweeps.results import further_axes, summary
 
     rows = summary(results)
     text = rows.to_csv(index=False, float_format="%.7g", na_rep="nan")
     write_whole(out / "summary.csv", lambda part: Path(part).write_text(text))
-    for draw in (plots.accuracy, plots.rounds):
+    figures = {"accuracy": plots.accuracy, "rounds": plots.rounds}
+    for name in further_axes(results):
+        if results[name].dtype.kind in "if" and len(set(results[name].values)) > 1:
+            figures[f"accuracy_by_{name}"] = partial(plots.against, axis=name)
+    for name, draw in figures.items():
         figure = draw(results)
         for kind, metadata in (("png", None), ("pdf", {"CreationDate": None})):
             image = io.BytesIO()  # matplotlib does not survive a full disk
             figure.savefig(image, format=kind, metadata=metadata)
             content = image.getvalue()
-            write_whole(out / f"{draw.__name__}.{kind}", lambda part, content=content: Path(part).write_bytes(content))
+            write_whole(out / f"{name}.{kind}", lambda part, content=content: Path(part).write_bytes(content))
         matplotlib.pyplot.close(figure)
     return rows
 
 
-def table(rows) -> str:
-    """Means over seeds with 95% intervals, a line for each combination of settings."""
-    from fcjax.report.plots import interval
+_SETTINGS = {"distribution": "distribution", "radius_m": "R (m)", "phi": "phi", "devices": "M", "budget_s": "T (s)"}
+_SHOWN = {
+    "best_accuracy": ("best accuracy (%)", 100, 2),
+    "tilde_accuracy": ("w~ accuracy (%)", 100, 2),
+    "final_accuracy": ("final accuracy (%)", 100, 2),
+    "mean_scheduled": ("scheduled", 1, 2),
+    "mean_round_s": ("round (s)", 1, 3),
+    "rounds": ("rounds", 1, 1),
+}
 
-    cell = ["dataset", "policy", "distribution", "radius_m", "phi", "devices", "budget_s"]
-    shown = {
-        "best_accuracy": ("best accuracy (%)", 100, 2),
-        "tilde_accuracy": ("w~ accuracy (%)", 100, 2),
-        "final_accuracy": ("final accuracy (%)", 100, 2),
-        "mean_scheduled": ("scheduled", 1, 2),
-        "mean_round_s": ("round (s)", 1, 3),
-        "rounds": ("rounds", 1, 1),
-    }
-    lines = [
-        ["policy", "distribution", "R (m)", "phi", "M", "T (s)", "seeds", *(name for name, _, _ in shown.values())]
-    ]
-    for (_, policy, distribution, radius_m, phi, devices, budget_s), runs in rows.groupby(
-        cell, sort=False, dropna=False
-    ):
-        line = [policy, distribution, f"{radius_m:g}", "-" if phi != phi else f"{phi:g}", devices, f"{budget_s:g}"]
+
+def table(rows) -> str:
+    """Means over seeds, with a line for each combination of what varies, below a line of what does not."""
+    from fcjax.sweeps.metrics import interval
+    from fcjax.sweeps.results import SUMMARY
+
+    settings = _SETTINGS | {name: name for name in rows.columns if name not in SUMMARY}
+    varies = [name for name in settings if rows[name].nunique(dropna=True) > 1]
+    first = {name: rows[name].dropna().iloc[0] for name in settings if name not in varies and rows[name].notna().any()}
+    constant = [str(rows["dataset"].iloc[0]), *(f"{settings[name]} {_plain(value)}" for name, value in first.items())]
+    lines = [["policy", *(settings[name] for name in varies), "seeds", *(name for name, _, _ in _SHOWN.values())]]
+    for setting, runs in rows.groupby(["policy", *varies], sort=False, dropna=False):
         diverged = int((runs["stop"] == "diverged").sum())
-        line.append(f"{len(runs)} ({diverged} diverged)" if diverged else len(runs))
-        for column, (_, scale, digits) in shown.items():
+        line = [_plain(value) for value in setting]
+        line.append(f"{len(runs)} ({diverged} diverged)" if diverged else str(len(runs)))
+        for column, (_, scale, digits) in _SHOWN.items():
             mean, half = interval(scale * runs[column].to_numpy(float))
             line.append(f"{mean:.{digits}f}" + ("" if half != half else f" ± {half:.{digits}f}"))
-        lines.append([str(entry) for entry in line])
-    return as_text([lines])
+        lines.append(line)
+    note = "Means over seeds ± half of their 95% interval (Student's t)."
+    return as_text([", ".join(constant), lines, note])
+
+
+def _plain(value) -> str:
+    return value if isinstance(value, str) else "-" if value != value else f"{value:g}"
 
 
 if __name__ == "__main__":

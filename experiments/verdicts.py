@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from noise import PUBLISHED_TRIALS
 
-from fcjax.report.plots import interval
+from fcjax.sweeps.metrics import interval
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 RESAMPLES = 2000

@@ -1,4 +1,4 @@
-"""Pictures of a sweep: accuracy against simulated time, and what happened in the rounds.
+"""Pictures of a sweep: accuracy against simulated time and against an axis of the sweep, and what happened in rounds.
 
 Lines are means over seeds and bands their 95% intervals. There is one panel for each setting of the cell and the data,
 and in it one line for each policy, and for each phi if there are several.
@@ -12,7 +12,9 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy import stats
+
+from fcjax.sweeps.metrics import interval
+from fcjax.sweeps.results import further_axes
 
 # Okabe and Ito's palette, whose colours also differ for colour-blind eyes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -28,7 +30,8 @@ STYLE: Any = {
     "legend.frameon": False,
     "figure.dpi": 160,
 }
-_PANELS = ("distribution", "radius_m", "devices", "budget_s")
+_PANELS = {"distribution": "{}", "radius_m": "R = {:g} m", "devices": "M = {}", "budget_s": "T = {:g} s"}
+_ALWAYS = ("distribution", "radius_m")  # in titles, also if they do not vary
 _ROUNDS = (
     ("scheduled", "scheduled devices"),
     ("round_s", "round time (s)"),
@@ -36,20 +39,6 @@ _ROUNDS = (
     ("beta", r"mean estimated $\beta$"),
     ("delta", r"mean estimated $\delta$"),
 )
-
-
-def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and half width of its 95% interval (Student's t) along the first axis; NaN is left out.
-
-    The half width is NaN where there are fewer than two values.
-    """
-    count = np.sum(~np.isnan(values), axis=0)
-    some = np.maximum(count, 1)
-    mean = np.where(count > 0, np.nansum(values, axis=0) / some, np.nan)
-    squares = np.nansum((values - mean) ** 2, axis=0)
-    variance = squares / np.maximum(count - 1, 1)
-    half = stats.t.ppf(0.975, np.maximum(count - 1, 1)) * np.sqrt(variance / some)
-    return mean, np.where(count > 1, half, np.nan)
 
 
 def accuracy(results: xr.Dataset) -> Figure:
@@ -106,16 +95,42 @@ def rounds(results: xr.Dataset) -> Figure:
     return figure
 
 
-def _panels(results: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
+def against(results: xr.Dataset, axis: str) -> Figure:
+    """Best accuracy of each run against an axis of the sweep whose values are numbers."""
+    values = results[axis].values
+    if not np.issubdtype(values.dtype, np.number):
+        raise ValueError(f"axis must have numbers as values, and {axis} has {values[0]!r}")
+    panels = list(_panels(results, without=axis))
+    positions = np.unique(values)
+    logarithmic = positions.min() > 0 and positions.max() > 5 * positions.min()
+    with plt.rc_context(STYLE):
+        size = (1.2 + 3.4 * len(panels), 3.5)
+        figure, grid = plt.subplots(1, len(panels), figsize=size, squeeze=False, sharey=True, layout="constrained")
+        for axes, (title, runs) in zip(grid[0], panels, strict=True):
+            axes.set(title=title, xlabel=axis, xscale="log" if logarithmic else "linear")
+            axes.set_xticks(positions, labels=[f"{x:g}" for x in positions])
+            axes.minorticks_off()
+            for style, line in _lines(results, runs):
+                best = line.accuracy.max("round").where(line.rounds > 0, line.start_accuracy).values
+                there = [x for x in positions if (line[axis].values == x).any()]
+                means, halves = zip(*(interval(best[line[axis].values == x]) for x in there), strict=True)
+                axes.errorbar(there, means, halves, marker="o", markersize=3, capsize=2, **style)
+        grid[0, 0].set_ylabel("best test accuracy")
+        _legend(figure, grid)
+    return figure
+
+
+def _panels(results: xr.Dataset, without: str | None = None) -> Iterator[tuple[str, xr.Dataset]]:
     """The settings of cell and data that occur, with a title that says in what they differ."""
-    settings = list(zip(*(results[name].values.tolist() for name in _PANELS), strict=True))
+    names = [name for name in (*_PANELS, *further_axes(results)) if name != without]
+    settings = list(zip(*(results[name].values.tolist() for name in names), strict=True))
+    varies = [len({setting[i] for setting in settings}) > 1 for i in range(len(names))]
     for setting in dict.fromkeys(settings):
-        distribution, radius_m, devices, budget_s = setting
-        title = [f"{results.dataset.values[0]}, {distribution}, R = {radius_m:g} m"]
-        if len({s[2] for s in settings}) > 1:
-            title.append(f"M = {devices}")
-        if len({s[3] for s in settings}) > 1:
-            title.append(f"T = {budget_s:g} s")
+        title = [str(results.dataset.values[0])]
+        for name, value, several in zip(names, setting, varies, strict=True):
+            if several or name in _ALWAYS:
+                shown = f"{value:g}" if isinstance(value, float) else value
+                title.append(_PANELS[name].format(value) if name in _PANELS else f"{name} = {shown}")
         yield ", ".join(title), results.isel(run=[s == setting for s in settings])
 
 

@@ -113,7 +113,7 @@ def to_dataset(
 
 
 def summary(dataset: xr.Dataset) -> pd.DataFrame:
-    """A row for each run, with the columns `SUMMARY`; accuracies are fractions."""
+    """A row for each run, with the columns `SUMMARY` and the further axes of the sweep; accuracies are fractions."""
     starts = range(0, dataset.sizes["run"], _AT_A_TIME)  # of a file, little is in memory at a time
     parts = [_summary(dataset.isel(run=slice(start, start + _AT_A_TIME))) for start in starts]
     return pd.concat(parts, ignore_index=True)
@@ -130,7 +130,8 @@ def _summary(dataset: xr.Dataset) -> pd.DataFrame:
     def at_the_end(name: str, before: Any) -> xr.DataArray:
         return xr.where(any_round, dataset[name].isel(round=last), before)
 
-    columns = {name: dataset[name] for name in SETTINGS} | {
+    further = further_axes(dataset)
+    columns = {name: dataset[name] for name in (*SETTINGS, *further)} | {
         "rounds": dataset.rounds,
         "elapsed_s": at_the_end("elapsed_s", 0.0),
         "mean_scheduled": dataset.scheduled.sum("device").where(happened).mean("round"),
@@ -141,7 +142,14 @@ def _summary(dataset: xr.Dataset) -> pd.DataFrame:
         "stop": dataset.stop,
         "diverged_round": dataset.diverged_round,
     }
-    return pd.DataFrame({name: np.asarray(columns[name]) for name in SUMMARY})
+    return pd.DataFrame({name: np.asarray(columns[name]) for name in (*SUMMARY, *further)})
+
+
+def further_axes(dataset: xr.Dataset) -> list[str]:
+    """What runs are labelled with beside `SETTINGS`: the further axes of a sweep."""
+    return [
+        str(name) for name, label in dataset.coords.items() if label.dims == ("run",) and name not in (*SETTINGS, "run")
+    ]
 
 
 def provenance() -> dict[str, str]:

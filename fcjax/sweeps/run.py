@@ -17,8 +17,8 @@ from fcjax.simulation.rounds import Stop
 from fcjax.sweeps import executor, results
 from fcjax.sweeps.archive import Archive
 from fcjax.sweeps.engine import default_side_by_side
+from fcjax.sweeps.grid import most_runs, plan
 from fcjax.sweeps.jobs import Finished, Job
-from fcjax.sweeps.planning import most_runs, plan
 from fcjax.types import Policy
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def sweep(
     budget_s: float | Sequence[float] | None = None,
     num_devices: int | Sequence[int] = 20,
     seeds: int | Iterable[int] = 5,
+    axes: Mapping[str, Any] | None = None,
     preset: Callable[..., Experiment] = presets.shi2020,
     client: "Client | None" = None,
     keep: str | os.PathLike | None = None,
@@ -57,6 +58,8 @@ def sweep(
       budget_s: by default what the preset has.
       num_devices: M.
       seeds: how many, counted from 0, or which.
+      axes: whatever else varies, as names and values: a leaf of the experiment, such as {"cell.bandwidth_hz": [5e6,
+        20e6], "training.learning_rate": [0.01, 0.02]}, or an argument of the preset. They become coordinates of `run`.
       preset: makes an experiment of dataset, distribution, num_devices, radius_m, budget_s and seed. With
         `functools.partial` it takes further settings. It is called again for each run that begins, and must then give
         the same.
@@ -76,10 +79,10 @@ def sweep(
       The histories, with dimensions run, round and device, and the settings as coordinates of run; see
       `fcjax.results`. After Ctrl-C the runs that were finished by then, if any.
     """
-    axes: dict[str, Any] = {"distribution": distribution, "radius_m": radius_m, "phi": phi, "budget_s": budget_s}
-    axes |= {"num_devices": num_devices, "seeds": seeds}
-    with executor.workers_for(most_runs(policy, **axes), workers, client) as client:  # they start during the plan
-        jobs = plan(policy, **axes, dataset=dataset, preset=preset, progress=progress)
+    grid: dict[str, Any] = {"distribution": distribution, "radius_m": radius_m, "phi": phi, "budget_s": budget_s}
+    grid |= {"num_devices": num_devices, "seeds": seeds, "axes": axes}
+    with executor.workers_for(most_runs(policy, **grid), workers, client) as client:  # they start during the plan
+        jobs = plan(policy, **grid, dataset=dataset, preset=preset, progress=progress)
         how: dict[str, Any] = {"side_by_side": side_by_side, "about": about, "progress": progress}
         return run_all(jobs, client=client, keep=keep, out=out, **how)
 

@@ -19,7 +19,7 @@ import fcjax
 from fcjax import data, models, policies
 from fcjax.runtime import files
 from fcjax.sweeps import archive, executor
-from fcjax.sweeps.planning import plan
+from fcjax.sweeps.grid import plan
 from fcjax.sweeps.run import run_all
 
 SETTINGS = {

@@ -23,8 +23,8 @@ import fcjax
 from fcjax import data, models
 from fcjax.runtime import cluster
 from fcjax.sweeps import executor
+from fcjax.sweeps.grid import plan
 from fcjax.sweeps.jobs import Job
-from fcjax.sweeps.planning import plan
 
 pytestmark = pytest.mark.slow
 MODEL = models.mlp((8,), 4, hidden=(), mean=0.3)

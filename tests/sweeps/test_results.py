@@ -10,6 +10,7 @@ from fcjax import plots, results
 from fcjax.runtime import files
 from fcjax.runtime.progress import Progress
 from fcjax.simulation.rounds import Record, Stop
+from fcjax.sweeps import metrics
 
 
 def finished(rng, num_rounds, num_devices, **labels):
@@ -81,15 +82,15 @@ def test_files_are_whole_or_not_there(tmp_path):
 def test_interval_against_scipy():
     rng = np.random.default_rng(1)
     values = rng.normal(size=(5, 3))
-    mean, half = plots.interval(values)
+    mean, half = metrics.interval(values)
     low, high = stats.t.interval(0.95, 4, values.mean(0), stats.sem(values, axis=0))
     np.testing.assert_allclose(mean, values.mean(0))
     np.testing.assert_allclose([mean - half, mean + half], [low, high])
     values[1:, 0] = np.nan
-    mean, half = plots.interval(values)
+    mean, half = metrics.interval(values)
     assert mean[0] == values[0, 0]
     assert np.isnan(half[0])
-    assert np.isnan(plots.interval(np.full((2, 1), np.nan))[0]).all()
+    assert np.isnan(metrics.interval(np.full((2, 1), np.nan))[0]).all()
 
 
 def test_accuracy_is_held_until_the_next_round_ends():

@@ -15,7 +15,7 @@ import xarray as xr
 import fcjax
 from fcjax import models, policies, results
 from fcjax.sweeps import archive, jobs
-from fcjax.sweeps.planning import plan
+from fcjax.sweeps.grid import plan
 
 POLICIES = ("fc", "rd", "pf", "cs-h", "as-h")
 # A model of its own, whose programs no test has compiled without optimisations: here the last bit counts.

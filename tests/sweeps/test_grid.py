@@ -7,8 +7,8 @@ import tiny
 
 import fcjax
 from fcjax import policies
+from fcjax.sweeps.grid import plan
 from fcjax.sweeps.jobs import groups
-from fcjax.sweeps.planning import plan
 
 SETTINGS = {
     "dataset": tiny.dataset(),

@@ -1,6 +1,14 @@
-"""The runs of a sweep: policies x distributions x radii x phi x budgets x numbers of devices x seeds, checked."""
+"""The grid of a sweep: every combination of its axes, with every policy and seed, checked before the first run begins.
 
+An axis is a name and its values. A name with a dot is a leaf of the experiment, such as "cell.bandwidth_hz" or
+"training.learning_rate"; any other is an argument of the preset, such as "distribution" or "num_devices". Runs that
+differ in numbers share one compiled program.
+"""
+
+import dataclasses
+import difflib
 import functools
+import inspect
 import itertools
 import math
 import sys
@@ -14,10 +22,18 @@ from fcjax.policies import contract
 from fcjax.runtime.progress import Progress
 from fcjax.simulation.experiment import Experiment, as_told, check, most_rounds
 from fcjax.sweeps.jobs import Job
-from fcjax.types import Policy
+from fcjax.types import Cell, Estimates, Policy, Training
 
 _MOST_SEEDS = 10**6
-_AT_HAND = 64  # experiments that are kept in memory; others are made anew when their runs begin
+_AT_HAND = 64  # experiments that are kept in memory; others are made again when their runs begin
+_BUILT_IN = ("distribution", "radius_m", "budget_s", "num_devices")  # arguments of every preset
+_SAME = {"cell.radius_m": "radius_m", "training.budget_s": "budget_s"}
+LEAVES = tuple(
+    f"{part}.{field.name}"
+    for part, kind in (("cell", Cell), ("training", Training), ("estimates", Estimates))
+    for field in dataclasses.fields(kind)
+    if (part, field.name) != ("training", "num_samples")  # the data have them
+)
 
 
 def plan(
@@ -31,23 +47,21 @@ def plan(
     num_devices: int | Sequence[int],
     seeds: int | Iterable[int],
     preset: Callable[..., Experiment],
+    axes: Mapping[str, Any] | None = None,
     progress: bool = False,
 ) -> list[Job]:
     """All runs of a sweep, checked, before any of them begins."""
+    built_in = {"distribution": distribution, "radius_m": radius_m, "budget_s": budget_s, "num_devices": num_devices}
+    if not callable(preset):
+        raise ValueError(f"preset must be a function that makes an Experiment, got {preset!r}")
+    grid = {name: _checked(name, values) for name, values in (built_in | _further(axes, preset)).items()}
     if isinstance(seeds, int | float | np.generic):
         seeds = range(checks.whole("the number of seeds", seeds, 1, _MOST_SEEDS))
     elif isinstance(seeds, Sized) and len(seeds) > _MOST_SEEDS:
         raise ValueError(f"there can be up to {_MOST_SEEDS} seeds, got {len(seeds)}")
     seeds = [checks.whole("seeds", seed, 0, 2**31 - 1) for seed in _several("seeds", seeds)]
-    choices = [
-        _several("distribution", distribution),
-        [checks.scalar("radius_m", radius) for radius in _several("radius_m", radius_m)],
-        [budget if budget is None else checks.scalar("budget_s", budget) for budget in _several("budget_s", budget_s)],
-        [checks.whole("num_devices", number, 1) for number in _several("num_devices", num_devices)],
-    ]
     named = _policies(policy, [checks.scalar("phi", value) for value in _several("phi", phi)])
-    names = ("policy and phi", "distribution", "radius_m", "budget_s", "num_devices", "seeds")
-    for name, values in zip(names, ([entry[:2] for entry in named], *choices, seeds), strict=True):
+    for name, values in {"policy and phi": [entry[:2] for entry in named], **grid, "seeds": seeds}.items():
         if len(values) == 0:
             raise ValueError(f"{name} must have at least one value")
         # by text, because NaN does not equal itself
@@ -56,39 +70,82 @@ def plan(
     loaded = data.load(dataset) if isinstance(dataset, str) else dataset
     if not isinstance(loaded, data.Dataset):
         raise ValueError(f"dataset must be a name or a fcjax.data.Dataset, got {type(loaded).__name__}")
-    if not callable(preset):
-        raise ValueError(f"preset must be a function that makes an Experiment, got {preset!r}")
 
-    make = _Maker(preset, loaded)
-    settings = list(itertools.product(*choices))
+    make = _Maker(preset, loaded, tuple(grid))
+    settings = list(itertools.product(*grid.values()))
     with Progress(len(settings) * len(named) * len(seeds), "runs", enabled=progress) as shown:
         shown.begin("checking", counts=False)
-        return _checked_jobs(settings, named, seeds, loaded.name, make, shown)
+        return _checked_jobs(tuple(grid), settings, named, seeds, loaded.name, make, shown)
+
+
+def _further(axes: Mapping[str, Any] | None, preset: Callable) -> dict[str, Any]:
+    """The axes that a sweep has beside the built-in ones; ValueError for a name that is none."""
+    if axes is not None and not isinstance(axes, Mapping):
+        raise ValueError(f"axes must map names to values, such as {{'cell.bandwidth_hz': [5e6, 20e6]}}, got {axes!r}")
+    found = {_SAME.get(name, name): values for name, values in (axes or {}).items()}
+    if len(found) < len(axes or {}):
+        raise ValueError(f"an axis is given twice: {', '.join(map(str, axes or {}))}")
+    of_preset = inspect.signature(preset).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in of_preset.values())
+    known = [*_BUILT_IN, *LEAVES, *(name for name in of_preset if name not in ("dataset", "seed"))]
+    for name in found:
+        if name in ("policy", "phi", "seeds", "seed", "dataset"):
+            raise ValueError(f"{name} is not in axes: give it as an argument of its own")
+        if name not in known and not (takes_any and isinstance(name, str) and name.isidentifier()):
+            close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5) or known
+            raise ValueError(f"unknown axis {name!r}: use {', '.join(close)}")
+    return found
+
+
+def _checked(name: str, values: Any) -> list:
+    """The values of an axis, as labels and experiments have them."""
+    values = _several(name, values)
+    if name == "num_devices" or name in ("training.local_steps", "training.batch_size"):
+        return [checks.whole(name, value, 1) for value in values]
+    if name in ("radius_m", "budget_s") or name in LEAVES:
+        return [value if value is None and name == "budget_s" else checks.scalar(name, value) for value in values]
+    if bad := [value for value in values if not isinstance(value, str | int | float | np.generic)]:
+        raise ValueError(f"the values of axis {name} must be texts or numbers, got {bad[0]!r}")
+    return values
 
 
 class _Maker:
     """Makes the experiments of a sweep, and keeps the last few. It can be sent to another process."""
 
-    def __init__(self, preset: Callable[..., Experiment], loaded: data.Dataset):
-        self._preset, self._loaded = preset, loaded
+    def __init__(self, preset: Callable[..., Experiment], loaded: data.Dataset, names: tuple[str, ...]):
+        self._preset, self._loaded, self._names = preset, loaded, names
         self._made = functools.lru_cache(maxsize=_AT_HAND)(self._make)
 
     def __call__(self, *setting: Any) -> Experiment:
         return self._made(*setting)
 
     def __reduce__(self) -> tuple:
-        return _Maker, (self._preset, self._loaded)
+        return _Maker, (self._preset, self._loaded, self._names)
 
-    def _make(self, of_distribution: str, radius: float, budget: float | None, number: int, seed: int) -> Experiment:
-        budgets = {} if budget is None else {"budget_s": budget}
-        settings = {"distribution": of_distribution, "num_devices": number, "radius_m": radius, "seed": seed}
-        made = self._preset(self._loaded, **settings, **budgets)
+    def _make(self, *setting: Any) -> Experiment:
+        *values, seed = setting
+        given = dict(zip(self._names, values, strict=True))
+        if given["budget_s"] is None:
+            del given["budget_s"]
+        leaves = {name: given.pop(name) for name in list(given) if name in LEAVES}
+        made = self._preset(self._loaded, **given, seed=seed)
         if not isinstance(made, Experiment):
             raise ValueError(f"preset must return a fcjax.Experiment, got {type(made).__name__}")
+        for name, value in leaves.items():
+            made = _with_leaf(made, name, value)
         return check(made)
 
 
+def _with_leaf(experiment: Experiment, name: str, value: Any) -> Experiment:
+    """The experiment with another value of a leaf; where the leaf has one for each device, all get it."""
+    part, field = name.split(".")
+    old = getattr(getattr(experiment, part), field)
+    new = np.full(np.shape(old), value, np.asarray(old).dtype) if np.ndim(old) else value
+    return dataclasses.replace(experiment, **{part: dataclasses.replace(getattr(experiment, part), **{field: new})})
+
+
 def _checked_jobs(
+    names: Sequence[str],
     settings: Sequence[tuple],
     named: Sequence[tuple[str, float, Policy]],
     seeds: Sequence[int],
@@ -105,18 +162,20 @@ def _checked_jobs(
             most_rounds(experiment)
             budgets_s.append(float(np.asarray(experiment.training.budget_s)))
             shown.update(len(jobs) + len(budgets_s), len(jobs) + len(budgets_s))
-        of_distribution, radius, _, number = setting
+        of_setting = dict(zip(names, setting, strict=True))
+        further = {name: value for name, value in of_setting.items() if name not in _BUILT_IN}
         for name, phi_value, one in named:
             for seed, of_seed_s in zip(seeds, budgets_s, strict=True):
                 labels = {
                     "dataset": dataset,
                     "policy": name,
-                    "distribution": of_distribution,
-                    "radius_m": radius,
+                    "distribution": of_setting["distribution"],
+                    "radius_m": of_setting["radius_m"],
                     "phi": phi_value,
                     "seed": seed,
-                    "devices": number,
+                    "devices": of_setting["num_devices"],
                     "budget_s": of_seed_s,
+                    **further,
                 }
                 made = functools.partial(make, *setting, seed)
                 if policies.is_centralized(one):
@@ -159,7 +218,8 @@ def _centralised(make: Callable[[], Experiment]) -> Experiment:
 
 def most_runs(policy: Any, **axes: Any) -> int:
     """How many runs there can be, for what `plan` takes: those of policies without phi are fewer."""
-    seeds = axes.pop("seeds")
+    seeds, further = axes.pop("seeds"), axes.pop("axes", None)
+    axes |= further if isinstance(further, Mapping) else {}
     num_seeds = seeds if isinstance(seeds, int) else len(seeds) if isinstance(seeds, Sized) else sys.maxsize
     several = [values for values in (policy, *axes.values()) if not isinstance(values, str)]
     return num_seeds * math.prod(len(values) for values in several if isinstance(values, Sized))
