@@ -1,26 +1,60 @@
 """Vectorised, differentiable simulation of latency-constrained federated learning over a wireless cell."""
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
-from fcjax import data, policies, presets
-from fcjax.learning import batches, models
-from fcjax.policies.contract import check_policy
-from fcjax.runtime import programs
-from fcjax.simulation.experiment import Experiment
-from fcjax.simulation.simulate import simulate
-from fcjax.theory import bounds
-from fcjax.types import Cell, Decision, Estimates, Observation, Policy, RoundContext, Training
-from fcjax.wireless import latency, radio
-from fcjax.wireless.bandwidth import allocate
-from fcjax.wireless.lambertw import lambertw
-from fcjax.wireless.radio import required_share
-from fcjax.wireless.sets import fastest_sets
-
 if TYPE_CHECKING:
-    from fcjax.sweeps import results
+    from fcjax import data, policies, presets
+    from fcjax.learning import batches, models
+    from fcjax.policies.contract import check_policy
+    from fcjax.report import plots
+    from fcjax.runtime import programs
+    from fcjax.simulation.experiment import Experiment
+    from fcjax.simulation.rounds import Stop
+    from fcjax.simulation.simulate import Run, simulate
+    from fcjax.sweeps import metrics, results
     from fcjax.sweeps.run import sweep
+    from fcjax.theory import bounds
+    from fcjax.types import Cell, Decision, Estimates, Observation, Policy, RoundContext, Training
+    from fcjax.wireless import latency, radio
+    from fcjax.wireless.bandwidth import allocate
+    from fcjax.wireless.lambertw import lambertw
+    from fcjax.wireless.radio import required_share
+    from fcjax.wireless.sets import fastest_sets
 
+# Where each name is. Names are imported when they are first used, so that `fcjax --help` does not wait for JAX.
+_WHERE = {
+    "Cell": "types",
+    "Decision": "types",
+    "Estimates": "types",
+    "Experiment": "simulation.experiment",
+    "Observation": "types",
+    "Policy": "types",
+    "RoundContext": "types",
+    "Run": "simulation.simulate",
+    "Stop": "simulation.rounds",
+    "Training": "types",
+    "allocate": "wireless.bandwidth",
+    "batches": "learning",
+    "bounds": "theory",
+    "check_policy": "policies.contract",
+    "data": "",
+    "fastest_sets": "wireless.sets",
+    "lambertw": "wireless.lambertw",
+    "latency": "wireless",
+    "metrics": "sweeps",
+    "models": "learning",
+    "plots": "report",
+    "policies": "",
+    "presets": "",
+    "programs": "runtime",
+    "radio": "wireless",
+    "required_share": "wireless.radio",
+    "results": "sweeps",
+    "simulate": "simulation.simulate",
+    "sweep": "sweeps.run",
+}
 __all__ = [
     "Cell",
     "Decision",
@@ -29,6 +63,8 @@ __all__ = [
     "Observation",
     "Policy",
     "RoundContext",
+    "Run",
+    "Stop",
     "Training",
     "allocate",
     "batches",
@@ -38,6 +74,7 @@ __all__ = [
     "fastest_sets",
     "lambertw",
     "latency",
+    "metrics",
     "models",
     "plots",
     "policies",
@@ -49,17 +86,17 @@ __all__ = [
     "simulate",
     "sweep",
 ]
-
-# Their modules need xarray and pandas: importing these takes as long as JAX, and a worker does without.
-_LAZY = {"plots": "fcjax.report.plots", "results": "fcjax.sweeps.results", "sweep": "fcjax.sweeps.run"}
+__version__ = importlib.metadata.version("fcjax")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in _WHERE:
         raise AttributeError(f"module 'fcjax' has no attribute {name!r}")
-    module = importlib.import_module(_LAZY[name])
-    return getattr(module, name, module)
+    home = ".".join(filter(None, ("fcjax", _WHERE[name])))
+    found = getattr(importlib.import_module(home), name, None) if home != "fcjax" else None
+    globals()[name] = found = importlib.import_module(f"{home}.{name}") if found is None else found
+    return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_WHERE})

@@ -88,7 +88,7 @@ def start(tmp_path_factory):
     base = tmp_path_factory.getbasetemp()
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"
     folder = Path(__file__).parents[1]
-    paths = os.pathsep.join(map(str, (folder, folder / "tests" / "support", folder / "experiments")))
+    paths = os.pathsep.join(map(str, (folder, folder / "tests" / "support", folder / "experiments" / "paper")))
 
     def start(code, *arguments, devices=1):
         environment = os.environ | {

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 import report
 
@@ -75,11 +74,10 @@ def measure(how: str, seeds: int, num_devices: int) -> dict[str, float]:
     start = time.monotonic()
     if how == "file":
         with tempfile.TemporaryDirectory() as folder:
-            sys.path.insert(0, str(Path(__file__).parents[1]))
-            import sweep
+            from fcjax import cli
 
             with contextlib.redirect_stdout(sys.stderr):
-                sweep.main(
+                cli.sweep(
                     [*f"--seeds {seeds} --devices {num_devices} --budget {BUDGET_OF_FILES_S}".split(), "--out", folder]
                 )
     elif how == "sweep":

@@ -7,11 +7,11 @@ import time
 from fcjax.data import DataError, known, load
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, program: str = "python -m fcjax.data") -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m fcjax.data",
+        prog=program,
         description="Fetches data sets, checks them, and keeps them in the cache.",
-        epilog="example: python -m fcjax.data mnist cifar10",
+        epilog=f"example: {program} mnist cifar10",
     )
     names = ", ".join(known.NAMES)
     parser.add_argument("name", nargs="+", help=f"{names}, or any that TFDS has prepared on this machine")

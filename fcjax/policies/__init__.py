@@ -8,7 +8,7 @@ bandwidth optimally (Alg. 1). `by_name` reads the names that command lines use.
 from fcjax.policies.baselines import centralized, everybody, is_centralized, proportional_fair, random
 from fcjax.policies.convergence import exact, fast_converge, fixed, objective
 from fcjax.policies.deadlines import asymptotic, client_selection
-from fcjax.policies.registry import by_name, factory_by_name, is_built_in, takes_phi
+from fcjax.policies.registry import by_name, factory_by_name, is_built_in, known_names, takes_phi
 
 __all__ = [
     "asymptotic",
@@ -22,6 +22,7 @@ __all__ = [
     "fixed",
     "is_built_in",
     "is_centralized",
+    "known_names",
     "objective",
     "proportional_fair",
     "random",

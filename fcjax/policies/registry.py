@@ -1,5 +1,7 @@
 """Policies by name, as command lines have them: built in, or from a file of the user's."""
 
+import ast
+import difflib
 import functools
 import inspect
 import re
@@ -7,42 +9,91 @@ from collections.abc import Callable, Mapping
 
 from jax.typing import ArrayLike
 
-from fcjax.policies.baselines import centralized, proportional_fair, random
+from fcjax.policies.baselines import centralized, everybody, proportional_fair, random
 from fcjax.policies.convergence import exact, fast_converge, fixed
 from fcjax.policies.deadlines import asymptotic, client_selection
 from fcjax.runtime.plugins import load_module, of_user
 from fcjax.types import Policy
 
-_NAMED: dict[str, Callable[..., Policy]] = {
+REGISTRY: dict[str, Callable[..., Policy]] = {
     "fc": fast_converge,
     "exact": exact,
+    "fixed": fixed,
     "rd": random,
     "pf": proportional_fair,
-    "cs-l": functools.partial(client_selection, 0.4),
-    "cs-h": functools.partial(client_selection, 1.5),
-    "as-l": functools.partial(asymptotic, 0.4),
-    "as-h": functools.partial(asymptotic, 1.5),
+    "cs": client_selection,
+    "as": asymptotic,
+    "everybody": everybody,
     "centralized": centralized,
+}
+SHORT = {
+    "cs-l": "cs(threshold_s=0.4)",
+    "cs-h": "cs(threshold_s=1.5)",
+    "as-l": "as(threshold_s=0.4)",
+    "as-h": "as(threshold_s=1.5)",
 }
 
 
 def factory_by_name(name: str) -> Callable[..., Policy]:
-    """What makes the policy of a name: "fc", "fixed-5", ..., or "my_file:my_policy", a factory or a policy."""
+    """What makes the policy of a name: "fc", "cs-l", "fixed(n=5)" or "fixed-5", "my_file:my_policy(x=2)"."""
     if not isinstance(name, str):
         raise ValueError(f"the name of a policy must be a string, got {name!r}")
-    if name in _NAMED:
-        return _NAMED[name]
-    if match := re.fullmatch(r"fixed-(0|[1-9]\d*)", name):
-        return functools.partial(fixed, int(match[1]))
-    if ":" in name:
-        return _users_factory(name)
-    raise ValueError(
-        f"unknown policy {name!r}: use {', '.join(_NAMED)}, fixed-N (such as fixed-5), or my_file:my_policy"
-    )
+    long = SHORT.get(name, name)
+    if match := re.fullmatch(r"fixed-(0|[1-9][0-9]*)", name):
+        long = f"fixed(n={match[1]})"
+    match = re.fullmatch(r"([^()]+)(\(.*\))?", long, flags=re.DOTALL)
+    base, arguments = (match[1], match[2]) if match else (long, None)
+    if base in REGISTRY:
+        factory = REGISTRY[base]
+    elif ":" in base:
+        factory = _users_factory(name, base)
+    else:
+        close = difflib.get_close_matches(base, [*REGISTRY, *SHORT], n=1)
+        raise ValueError(
+            f"unknown policy {name!r}{f', did you mean {close[0]}?' if close else ':'} use {', '.join(known_names())}, "
+            "or my_file:my_policy"
+        )
+    given = _arguments(name, arguments or "()")
+    parameters = _parameters(factory)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for argument in given:
+        if argument not in parameters and not takes_any:
+            raise ValueError(f"policy {name!r} has no parameter {argument!r}: it has {', '.join(parameters) or 'none'}")
+    required = [
+        parameter.name
+        for parameter in parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and parameter.name not in ("phi", *given)
+    ]
+    if required:
+        example = ", ".join(f"{parameter}=..." for parameter in required)
+        raise ValueError(f"policy {name!r} needs {', '.join(required)}: use '{base}({example})'")
+    return functools.partial(factory, **given) if given else factory
+
+
+def known_names() -> list[str]:
+    """How the built-in policies can be named."""
+    names = []
+    for name, factory in REGISTRY.items():
+        required = [p.name for p in _parameters(factory).values() if p.default is p.empty]
+        names.append(f"{name}({', '.join(f'{parameter}=...' for parameter in required)})" if required else name)
+    return [*names, *SHORT, "fixed-N"]
+
+
+def _arguments(name: str, text: str) -> dict[str, object]:
+    """The arguments in parentheses, which are given by name."""
+    try:
+        call = ast.parse(f"f{text}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError
+        return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        raise ValueError(f"policy {name!r}: give parameters by name, with plain values, as in fixed(n=5)") from None
 
 
 def takes_phi(factory: Callable[..., Policy]) -> bool:
-    return "phi" in _parameters(factory)
+    return "phi" in _parameters(factory) and "phi" not in getattr(factory, "keywords", {})
 
 
 def _parameters(factory: Callable[..., Policy]) -> Mapping[str, inspect.Parameter]:
@@ -57,7 +108,7 @@ def is_built_in(policy: Policy) -> bool:
 
 
 def by_name(name: str, *, phi: ArrayLike = 0.05) -> Policy:
-    """The policy of a name; a policy that has a parameter phi gets it."""
+    """The policy of a name, with parameters by name, as in "fixed(n=5)"; one that has a parameter phi gets it."""
     factory = factory_by_name(name)
     make = functools.partial(factory, phi=phi) if takes_phi(factory) else factory
     policy = make() if ":" not in name else of_user(f"policy {name!r}", make)
@@ -66,8 +117,8 @@ def by_name(name: str, *, phi: ArrayLike = 0.05) -> Policy:
     return policy
 
 
-def _users_factory(name: str) -> Callable[..., Policy]:
-    module_name, _, attribute = name.rpartition(":")
+def _users_factory(name: str, base: str) -> Callable[..., Policy]:
+    module_name, _, attribute = base.rpartition(":")
     module = of_user(f"policy {name!r}: {module_name!r}", lambda: load_module(module_name))
     found = getattr(module, attribute, None)
     if isinstance(found, Policy):
@@ -77,13 +128,4 @@ def _users_factory(name: str) -> Callable[..., Policy]:
         raise ValueError(
             f"policy {name!r}: {module_name!r} has no policy or factory {attribute!r}; it has {', '.join(names) or '-'}"
         )
-    required = [
-        parameter.name
-        for parameter in _parameters(found).values()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and parameter.name != "phi"
-    ]
-    if required:
-        raise ValueError(f"policy {name!r}: the factory needs a default for {', '.join(required)}")
     return found

@@ -111,7 +111,13 @@ def local_client(number: int) -> Iterator["Client"]:
     from distributed.deploy.spec import SpecCluster
     from distributed.deploy.subprocess import SubprocessWorker
 
-    options = {"nthreads": 1, "host": "127.0.0.1", "dashboard": False, "memory_limit": 0, "preload": ["fcjax"]}
+    options = {
+        "nthreads": 1,
+        "host": "127.0.0.1",
+        "dashboard": False,
+        "memory_limit": 0,
+        "preload": ["fcjax.sweeps.executor"],
+    }
     options["death_timeout"] = 60  # of a worker whose driver was killed before it had joined
     worker = {
         "cls": SubprocessWorker,

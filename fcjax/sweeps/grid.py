@@ -208,7 +208,8 @@ def _policies(
         if policies.takes_phi(factory):
             named += [(name, phi, policies.by_name(name, phi=phi)) for phi in phis]
         else:
-            named.append((name, float("nan"), policies.by_name(name)))
+            given = getattr(factory, "keywords", {}).get("phi", float("nan"))  # such as fc(phi=0.5)
+            named.append((name, given, policies.by_name(name)))
     return named
 
 

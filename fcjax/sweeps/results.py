@@ -105,11 +105,23 @@ def to_dataset(
     variables["diverged_round"] = ("run", np.where([run.stop == Stop.DIVERGED for run in runs], rounds + 1, 0))
     # Whoever plans runs may tell them apart by further labels.
     names = [*SETTINGS, *(name for name in runs[0].labels if name not in SETTINGS)]
-    coordinates = {name: ("run", np.array([run.labels[name] for run in runs])) for name in names}
+    coordinates: dict[str, Any] = {name: ("run", np.array([run.labels[name] for run in runs])) for name in names}
+    coordinates |= {"round": np.arange(1, num_rounds + 1), "device": np.arange(num_devices)}
     dataset = xr.Dataset(variables, coordinates, {**provenance(), **(about or {})})
     for name, (unit, meaning) in _ABOUT.items():
         dataset[name].attrs.update(units=unit, long_name=meaning)
     return dataset
+
+
+def concat(parts: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Several sweeps as one; what one of them lacks, such as a round or an axis, is NaN, False or an empty text."""
+    axes = {name: np.nan if part[name].dtype.kind in "if" else "" for part in parts for name in further_axes(part)}
+    alike = []
+    for part in parts:
+        lacking = {name: ("run", np.full(part.sizes["run"], axes[name])) for name in axes if name not in part.coords}
+        alike.append(part.assign_coords(lacking))
+    fill = {str(name): False if variable.dtype == bool else np.nan for name, variable in parts[0].data_vars.items()}
+    return xr.concat(alike, "run", join="outer", fill_value=fill, combine_attrs="drop_conflicts")
 
 
 def summary(dataset: xr.Dataset) -> pd.DataFrame:
@@ -194,6 +206,8 @@ def save_parts(parts: Iterable[xr.Dataset], path: str | os.PathLike) -> None:
                 else:
                     with netCDF4.Dataset(where, "a") as file:
                         for name, variable in part.variables.items():
+                            if "run" not in variable.dims:
+                                continue  # the same in all parts
                             values = variable.values.astype("i1") if variable.dtype == bool else variable.values
                             file[str(name)][num_runs : num_runs + part.sizes["run"]] = values
             first, num_runs = False, num_runs + part.sizes["run"]

@@ -12,7 +12,8 @@ overflow, keeps all digits at the branch point, and is the equation that the ban
 W + ln(W/z) = 0, which keeps the relative accuracy as z goes to 0 and does not overflow as z grows.
 
 Each root is a rational initial guess followed by a fixed number of Halley steps; the derivatives are closed forms,
-so nothing differentiates through an iteration. `experiments/fit_lambertw.py` makes the coefficients of the guesses.
+so nothing differentiates through an iteration. The guesses' coefficients are from
+`experiments/studies/fit_lambertw.py`.
 """
 
 import functools

@@ -1,4 +1,5 @@
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -223,14 +224,19 @@ def test_parameters_are_data():
         ),
         (lambda cell: policies.random(0).init(cell), "n must be a whole number from 1 to 6"),
         (lambda cell: policies.proportional_fair(2.5).init(cell), "n must be a whole number from 1 to 6"),
-        (lambda cell: policies.by_name("best"), "unknown policy 'best': use fc, exact, rd, pf, cs-l, cs-h, as-l"),
+        (lambda cell: policies.by_name("best"), "unknown policy 'best': use fc, exact, fixed"),
+        (lambda cell: policies.by_name("fixd(n=3)"), "unknown policy 'fixd(n=3)', did you mean fixed? use fc"),
+        (lambda cell: policies.by_name("fixed"), "policy 'fixed' needs n: use 'fixed(n=...)'"),
+        (lambda cell: policies.by_name("fixed(5)"), "give parameters by name, with plain values, as in fixed"),
+        (lambda cell: policies.by_name("fixed(n=open('x'))"), "give parameters by name, with plain values"),
+        (lambda cell: policies.by_name("rd(m=5)"), "policy 'rd(m=5)' has no parameter 'm': it has n"),
         (lambda cell: policies.by_name("fixed-x"), "unknown policy 'fixed-x'"),
         (lambda cell: policies.by_name("fixed-05"), "unknown policy 'fixed-05'"),
         (lambda cell: policies.by_name(None), "the name of a policy must be a string, got None"),
-        (lambda cell: policies.fast_converge(1e-300), "phi must be between 1e-30 and 1e[+]30, got 1e-300"),
+        (lambda cell: policies.fast_converge(1e-300), "phi must be between 1e-30 and 1e+30, got 1e-300"),
         (lambda cell: policies.centralized().init(cell), "centralized is for one trainer, not for 6 devices"),
         (lambda cell: policies.by_name("no_such_file:policy"), "'no_such_file' cannot be used: ModuleNotFoundError"),
-        (lambda cell: policies.by_name("math:sqrt"), "the factory needs a default for x"),
+        (lambda cell: policies.by_name("math:sqrt"), "policy 'math:sqrt' needs x: use 'math:sqrt"),
         (lambda cell: policies.by_name("math:no"), "'math' has no policy or factory 'no'; it has"),
         (lambda cell: policies.by_name("builtins:dict"), "must give a fcjax.Policy"),
         (lambda cell: policies.by_name("builtins:exit"), "policy 'builtins:exit' cannot be used: SystemExit: "),
@@ -238,7 +244,7 @@ def test_parameters_are_data():
 )
 def test_bad_parameters_and_names_are_named(make, message):
     cell = build_context(draw_context(np.random.default_rng(13), 6), np.float32).cell
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+    with pytest.raises(ValueError, match=re.escape(message)):
         make(cell)
 
 
@@ -255,7 +261,10 @@ def test_names(tmp_path, monkeypatch):
     assert state("random:halved", phi=0.2) == pytest.approx(0.1)
     assert state("random.py:halved") == pytest.approx(0.025)
     assert state(f"{tmp_path}/random.py:ready") == 2
-    assert state("fixed-4") == 4
+    assert state("fixed-4") == state("fixed(n=4)") == 4
+    assert state("cs(threshold_s=2)") == 2
+    assert state("fc(phi=0.5)", phi=0.2) == 0.5, "what the name says"
+    assert state("random:halved(phi=1)") == 0.5
     assert state("cs-h") == pytest.approx(1.5)
     assert policies.is_built_in(policies.by_name("as-l"))
     (tmp_path / "wrong.py").write_text("x = 1\ny = 1 / 0\n")

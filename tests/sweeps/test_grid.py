@@ -1,5 +1,8 @@
+import dataclasses
+import itertools
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -78,12 +81,47 @@ def nobody():
         ("fc", {"dataset": None}, "dataset must be a name or a fcjax.data.Dataset, got NoneType"),
         ("fc", {"preset": 5}, "preset must be a function that makes an Experiment, got 5"),
         ("fc", {"preset": lambda *_, **__: None}, "preset must return a fcjax.Experiment, got NoneType"),
+        ("fc", {"axes": {"cell.bandwith_hz": 1e6}}, "unknown axis 'cell.bandwith_hz': use cell.bandwidth_hz"),
+        ("fc", {"axes": {"training.num_samples": 1}}, "unknown axis 'training.num_samples'"),
+        ("fc", {"axes": {3: 1}}, "unknown axis 3: use distribution"),
+        ("fc", {"axes": {"phi": 1}}, "phi is not in axes: give it as an argument of its own"),
+        ("fc", {"axes": ["cell.power_w"]}, "axes must map names to values, such as"),
+        ("fc", {"axes": {"cell.power_w": [0.1, -1]}}, "cell.power_w[0] must be zero or more, and finite, got -1"),
+        ("fc", {"axes": {"cell.power_w": [[0.1, 0.2]]}}, "cell.power_w must have shape ()"),
+        ("fc", {"axes": {"training.local_steps": 2.5}}, "training.local_steps must be a whole number of 1 or more"),
+        ("fc", {"axes": {"cell.radius_m": 1.0, "radius_m": 2.0}}, "an axis is given twice: cell.radius_m, radius_m"),
+        ("fc", {"axes": {"cell.scatter": []}}, "cell.scatter must have at least one value"),
         ({"mine": nobody()}, {}, "policy 'mine' schedules nobody, in 256 of 256 random rounds"),
     ],
 )
 def test_bad_sweeps_are_named_before_anything_runs(policy, changes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         plan(policy, **SETTINGS | changes)
+
+
+def test_any_leaf_and_any_argument_of_the_preset_is_an_axis():
+    axes = {
+        "cell.power_w": [0.01, 0.1],  # one per device: all get it
+        "training.learning_rate": 0.2,
+        "training.local_steps": [2, 3],
+        "cell.radius_m": 300,  # radius_m by another name
+        "observation_error": [0.5],  # an argument of the preset
+    }
+    jobs = plan("pf", **SETTINGS | {"axes": axes, "seeds": [4]})
+    assert len(jobs) == 4
+    for job, (power_w, local_steps) in zip(jobs, itertools.product([0.01, 0.1], [2, 3]), strict=True):
+        labels = {"cell.power_w": power_w, "training.local_steps": local_steps, "observation_error": 0.5}
+        assert labels.items() <= job.labels.items()
+        assert job.labels["radius_m"] == 300
+        expected = tiny.experiment(radius_m=300.0, seed=4, observation_error=0.5, budget_s=SETTINGS["budget_s"])
+        cell = dataclasses.replace(expected.cell, power_w=np.full(tiny.NUM_DEVICES, power_w, np.float32))
+        training = dataclasses.replace(expected.training, learning_rate=0.2, local_steps=local_steps)
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            job.experiment,
+            dataclasses.replace(expected, cell=cell, training=training),
+        )
+    assert len(groups(jobs)) == 2, "numbers share a program, the number of steps does not"
 
 
 def test_policies_that_share_a_function_are_each_checked():

@@ -129,6 +129,49 @@ def test_pictures_have_a_panel_a_setting_and_a_line_a_policy(draw, tmp_path):
     plt.close("all")
 
 
+def test_further_axes_are_never_pooled():
+    rng = np.random.default_rng(4)
+    runs = [
+        finished(rng, 5, 4, policy=policy, seed=seed, **{"cell.bandwidth_hz": band, "kind": "a"})
+        for policy in ("fc", "rd")
+        for band in (5e6, 1e7, 4e7)
+        for seed in range(3)
+    ]
+    dataset = results.to_dataset(runs)
+    assert results.further_axes(dataset) == ["cell.bandwidth_hz", "kind"]
+    rows = results.summary(dataset)
+    assert tuple(rows) == (*results.SUMMARY, "cell.bandwidth_hz", "kind")
+    assert len([axes for axes in plots.accuracy(dataset).axes if axes.get_title()]) == 3
+    (axes,) = plots.against(dataset, "cell.bandwidth_hz").axes
+    means = rows[rows.policy == "fc"].groupby("cell.bandwidth_hz").best_accuracy.mean()
+    np.testing.assert_allclose(np.asarray(axes.lines[0].get_xdata(), float), means.index)
+    np.testing.assert_allclose(np.asarray(axes.lines[0].get_ydata(), float), means, rtol=1e-6)
+    with pytest.raises(ValueError, match="axis must have numbers as values, and kind has 'a'"):
+        plots.against(dataset, "kind")
+    plt.close("all")
+
+
+def test_sweeps_of_different_lengths_are_joined(tmp_path):
+    rng = np.random.default_rng(5)
+    short = results.to_dataset([finished(rng, 3, 2, seed=0, budget_s=1.0)])
+    long = results.to_dataset(
+        [finished(rng, 7, 4, seed=seed, budget_s=2.0, **{"cell.scatter": 0.5}) for seed in (0, 1)]
+    )
+    both = results.concat([short, long])
+    assert both.sizes == {"run": 3, "round": 7, "device": 4}
+    assert both.scheduled.dtype == bool
+    assert both.rounds.values.tolist() == [3, 7, 7]
+    assert np.isnan(both.accuracy.values[0, 3:]).all()
+    assert np.isnan(both["cell.scatter"].values[0])
+    rows = results.summary(both)
+    expected = [*results.summary(short).best_accuracy, *results.summary(long).best_accuracy]
+    np.testing.assert_array_equal(rows.best_accuracy, expected)
+    assert plots.accuracy(both).axes
+    results.save(both, tmp_path / "both.nc")
+    assert results.load(tmp_path / "both.nc").identical(both)
+    plt.close("all")
+
+
 def test_progress_gives_results_errors_and_the_time_that_is_left(monkeypatch, capsys):
     monkeypatch.setattr("fcjax.runtime.progress._LINE_EVERY_S", 0.0)
     with Progress(4, "runs") as shown:

@@ -16,7 +16,6 @@ import numpy as np
 import optax
 import pandas as pd
 import xarray as xr
-from console import leave
 from open_questions import corrected
 from reproduction import PERCENT, POLICIES, RADII_M, Block, Study, distributions, main, plt, summary, variants
 from table3 import CELL, beside_published
@@ -25,6 +24,7 @@ from verdicts import Range, mean_of, resampled
 import fcjax
 from fcjax import Policy, models, policies
 from fcjax.data import Dataset
+from fcjax.runtime.console import leave
 from fcjax.simulation.experiment import Experiment
 from fcjax.sweeps.jobs import Job
 from fcjax.types import Decision

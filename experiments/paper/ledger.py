@@ -24,7 +24,7 @@ from fcjax.sweeps.executor import workers_for
 from fcjax.sweeps.jobs import Job
 from fcjax.sweeps.run import run_all
 
-COMMITTED = Path(__file__).parent / "results" / "paper"
+COMMITTED = Path(__file__).parents[1] / "results" / "paper"
 CURVES = ("accuracy", "elapsed_s")  # (run, round)
 TRACES = ("loss", "tilde_accuracy", "tilde_loss", "scheduled", "rho", "beta", "delta")  # (run, round), over devices
 FIGURES = ("mean_scheduled", "mean_round_s", "best_accuracy", "final_accuracy", "final_tilde_accuracy")  # (run,)

@@ -15,12 +15,12 @@ import figure4
 import pandas as pd
 import statements
 import xarray as xr
-from console import leave
 from reproduction import POLICIES, RADII_M, Block, Study, grid, main
 from verdicts import FAILS, HOLDS, UNDECIDED
 
 from fcjax import policies
 from fcjax.data import Dataset
+from fcjax.runtime.console import leave
 from fcjax.sweeps.jobs import Job
 
 

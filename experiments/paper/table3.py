@@ -11,10 +11,10 @@ import noise
 import numpy as np
 import pandas as pd
 import xarray as xr
-from console import leave
 from reproduction import PERCENT, POLICIES, RADII_M, Block, Study, grid, main, means, plt, published, summary, told
 
 from fcjax.data import Dataset
+from fcjax.runtime.console import leave
 from fcjax.sweeps.jobs import Job
 
 EXTRA = ("exact", "fixed-best", "as-written")

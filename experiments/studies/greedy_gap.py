@@ -3,8 +3,8 @@
 Draws rounds of the paper's cell, at estimates from a tenth to ten times those that it starts with, and lets both
 policies decide on them.
 
-    python experiments/greedy_gap.py                          # R = 200, 600 and 1000 m, phi = 0.05
-    python experiments/greedy_gap.py --radius 600 --phi 0.005 0.05 0.5 5 --rounds 10000
+    python experiments/studies/greedy_gap.py                          # R = 200, 600 and 1000 m, phi = 0.05
+    python experiments/studies/greedy_gap.py --radius 600 --phi 0.005 0.05 0.5 5 --rounds 10000
 """
 
 import argparse

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import xarray as xr
-from console import leave
 from reproduction import (
     PERCENT,
     Block,
@@ -31,6 +30,7 @@ from reproduction import (
 
 from fcjax import Policy, policies
 from fcjax.data import Dataset
+from fcjax.runtime.console import leave
 from fcjax.simulation.experiment import Experiment
 from fcjax.sweeps.jobs import Job
 from fcjax.types import Estimates

@@ -6,10 +6,10 @@ with errors of 10 and 20%. (How large the paper's errors are, and which values o
 
 import pandas as pd
 import xarray as xr
-from console import leave
 from reproduction import PERCENT, Block, Study, colours, grid, main, means, plt, stated, summary, told
 
 from fcjax.data import Dataset
+from fcjax.runtime.console import leave
 from fcjax.sweeps.jobs import Job
 
 PHIS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)

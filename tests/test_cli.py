@@ -1,8 +1,7 @@
-"""The script `experiments/sweep.py` from its command line to its files, on a data set that needs no download."""
+"""The command `fcjax sweep` from its arguments to its files, on a data set that needs no download."""
 
 import csv
 import errno
-import importlib.util
 import itertools
 import sys
 import uuid
@@ -14,23 +13,19 @@ import pandas as pd
 import pytest
 from hypothesis import strategies as st
 
-from fcjax import data, results
+from fcjax import cli, data, results
 from fcjax.runtime import files
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
-FOLDER = Path(__file__).parents[2] / "experiments"
 
 
 @pytest.fixture
 def script(monkeypatch, tmp_path):
-    """The script as a module, in an empty folder, where every data set is a small one of clouds of points."""
-    spec = importlib.util.spec_from_file_location("sweep_script", FOLDER / "sweep.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """The module of the command, in an empty folder, where every data set is a small one of clouds of points."""
     clouds = data.synthetic.classification(4000, 300, num_features=8, num_labels=10, spread=0.5)
     monkeypatch.setattr(data, "load", lambda name: clouds)
     monkeypatch.chdir(tmp_path)
-    return module
+    return cli
 
 
 def test_a_sweep_from_the_command_line(script, tmp_path, capsys):
@@ -43,7 +38,7 @@ def test_a_sweep_from_the_command_line(script, tmp_path, capsys):
         "    return fcjax.Policy(lambda cell: phi * 1.0, select)\n"
     )
     arguments = ["--policy", "pf", "my_file:loudest", "--phi", "0.1", "0.9", "--distribution", "iid"]
-    assert script.main([*arguments, "--seeds", "2", "--seed", "5", "--budget", "9", "--out", "here/there"]) == 0
+    assert script.sweep([*arguments, "--seeds", "2", "--seed", "5", "--budget", "9", "--out", "here/there"]) == 0
     out = tmp_path / "here" / "there"
     files = {"accuracy.pdf", "accuracy.png", "histories.nc", "rounds.pdf", "rounds.png", "summary.csv", "sweep.json"}
     assert {path.name for path in out.glob("[!.]*")} == files | {"runs"}
@@ -56,12 +51,12 @@ def test_a_sweep_from_the_command_line(script, tmp_path, capsys):
     assert {row["phi"] for row in rows if row["policy"] != "pf"} == {"0.1", "0.9"}
     assert all(0 < float(row["best_accuracy"]) <= 1 for row in rows)
     histories = results.load(out / "histories.nc")
-    assert histories.command == "python experiments/sweep.py " + " ".join(
+    assert histories.command == "fcjax sweep " + " ".join(
         [*arguments, "--seeds", "2", "--seed", "5", "--budget", "9", "--out", "here/there"]
     )
     printed = capsys.readouterr()
     assert "best accuracy (%)" in printed.out
-    assert printed.out.count("±") == 3 * 6
+    assert printed.out.count("±") == 3 * 6 + 1, "one says what it is"
     mean = 100 * np.mean([float(row["best_accuracy"]) for row in rows[:2]])
     assert f"{mean:.2f} ±" in printed.out
     assert "nan" not in printed.out
@@ -73,8 +68,11 @@ def test_a_sweep_from_the_command_line(script, tmp_path, capsys):
     [
         (
             ["--policy", "best"],
-            "unknown policy 'best': use fc, exact, rd, pf, cs-l, cs-h, as-l, as-h, centralized, fixed-N",
+            "unknown policy 'best': use fc, exact, fixed(n=...), rd, pf, cs(threshold_s=...), as(threshold_s=...), ",
         ),
+        (["--axis", "cell.bandwith_hz", "5e6"], "unknown axis 'cell.bandwith_hz': use cell.bandwidth_hz"),
+        (["--axis", "cell.power_w", "-1"], "cell.power_w[0] must be zero or more, and finite, got -1"),
+        (["--axis", "seeds", "3"], "seeds is not in axes: give it as an argument of its own"),
         (["--phi", "0"], "phi must be positive and finite, got 0"),
         (["--phi", "-1", "--policy", "exact"], "phi must be positive and finite, got -1"),
         (["--phi", "many"], "invalid float value: 'many'"),
@@ -106,7 +104,7 @@ def test_bad_input_ends_with_code_2_and_a_line_or_two(arguments, message, script
         "broken = spoilt(float('nan'), False)\n"
     )
     try:
-        code = script.main(arguments)
+        code = script.sweep(arguments)
     except SystemExit as end:  # argparse's own
         code = end.code
     printed = capsys.readouterr()
@@ -142,7 +140,7 @@ def test_any_options_give_results_or_one_error(script, tmp_path, capsys, options
     out = tmp_path / uuid.uuid4().hex
     line = ["--policy", "pf", "--budget", "1.5", "--seeds", "1", *itertools.chain(*options.items()), "--out", str(out)]
     try:
-        code = script.main(line)
+        code = script.sweep(line)
     except SystemExit as end:  # argparse's own
         code = end.code
     errors = [text for text in capsys.readouterr().err.splitlines() if "error:" in text]
@@ -158,40 +156,40 @@ def test_ctrl_c_before_a_run_is_finished(script, monkeypatch, capsys):
 
     with monkeypatch.context() as patch:  # the fixture's own changes stay, such as the folder
         patch.setattr(sys.modules["fcjax.sweeps.run"], "run_all", interrupted)
-        assert script.main([]) == 130
+        assert script.sweep([]) == 130
     assert "interrupted; no run had finished" in capsys.readouterr().err
 
 
 def test_a_command_that_is_given_again_finds_its_runs(script, tmp_path, capsys):
     arguments = ["--policy", "pf", "--seeds", "2", "--budget", "5"]
-    assert script.main(arguments) == 0
+    assert script.sweep(arguments) == 0
     before = {path.name: path.read_bytes() for path in Path("out/sweep").glob("*.csv")}
     capsys.readouterr()
-    assert script.main([*arguments, "--workers", "1"]) == 0
+    assert script.sweep([*arguments, "--workers", "1"]) == 0
     assert "2 runs, of which 2 had been kept, in" in capsys.readouterr().out
     assert before == {path.name: path.read_bytes() for path in Path("out/sweep").glob("*.csv")}
 
 
 def test_a_folder_with_another_sweep_is_refused(script, capsys):
     arguments = ["--policy", "pf", "--seeds", "1", "--budget", "5"]
-    assert script.main(arguments) == 0
+    assert script.sweep(arguments) == 0
     before = Path("out/sweep/summary.csv").read_bytes()
-    assert script.main([*arguments, "--radius", "500"]) == 2
+    assert script.sweep([*arguments, "--radius", "500"]) == 2
     message = "out/sweep holds another sweep (radius was [600.0], is [500.0]): choose another folder with --out"
     assert message in capsys.readouterr().err
-    assert script.main([*arguments[:2], "--seeds", "2", "--budget", "5"]) == 0, "more of the same is not another"
+    assert script.sweep([*arguments[:2], "--seeds", "2", "--budget", "5"]) == 0, "more of the same is not another"
     assert "2 runs, of which 1 had been kept" in capsys.readouterr().out
     before = Path("out/sweep/summary.csv").read_bytes()
     arguments[3] = "2"
     note = Path("out/sweep/sweep.json")
     for damage in ("[]", "{", "7"):
         note.write_text(damage)
-        assert script.main(arguments) == 2
+        assert script.sweep(arguments) == 2
         printed = capsys.readouterr().err
         assert "sweep.json, which says what out/sweep holds, is damaged: delete this file if it holds this" in printed
     assert Path("out/sweep/summary.csv").read_bytes() == before
     note.unlink()
-    assert script.main(arguments) == 0
+    assert script.sweep(arguments) == 0
     assert "2 runs, of which 2 had been kept" in capsys.readouterr().out
     assert Path("out/sweep/summary.csv").read_bytes() == before
 
@@ -199,9 +197,9 @@ def test_a_folder_with_another_sweep_is_refused(script, capsys):
 def test_one_command_at_a_time(script, tmp_path, capsys):
     arguments = ["--policy", "pf", "--seeds", "1", "--budget", "5", "--out", str(tmp_path)]
     with script.claimed(script.parser().parse_args(arguments)):
-        assert script.main(arguments) == 2
+        assert script.sweep(arguments) == 2
     assert f"another command is at work in {tmp_path}: wait until it has ended" in capsys.readouterr().err
-    assert script.main(arguments) == 0
+    assert script.sweep(arguments) == 0
 
 
 @pytest.mark.slow
@@ -214,7 +212,7 @@ def test_a_full_disk_while_plotting(script, tmp_path, capsys, monkeypatch):
         write(path, *args)
 
     monkeypatch.setattr(files, "write_whole", full)
-    assert script.main(["--policy", "pf", "--seeds", "1", "--budget", "5", "--out", str(tmp_path)]) == 2
+    assert script.sweep(["--policy", "pf", "--seeds", "1", "--budget", "5", "--out", str(tmp_path)]) == 2
     printed = capsys.readouterr().err
     assert "the results could not be written: [Errno 28] No space left on device; finished runs are kept in" in printed
 
@@ -222,7 +220,7 @@ def test_a_full_disk_while_plotting(script, tmp_path, capsys, monkeypatch):
 def test_files_that_are_called_as_libraries_are_not_imported(script, tmp_path):
     for name in ("numexpr", "jax_plugins", "dask", "cloudpickle"):
         Path(f"{name}.py").write_text("raise SystemExit('imported unasked')")
-    assert script.main(["--policy", "pf", "--seeds", "1", "--budget", "5", "--out", str(tmp_path / "out")]) == 0
+    assert script.sweep(["--policy", "pf", "--seeds", "1", "--budget", "5", "--out", str(tmp_path / "out")]) == 0
     assert str(tmp_path) not in sys.path
 
 
@@ -237,9 +235,9 @@ def test_runs_that_diverge_are_counted_in_the_table(script):
 
 def test_help_has_examples(script, capsys):
     with pytest.raises(SystemExit) as end:
-        script.main(["--help"])
+        script.sweep(["--help"])
     assert end.value.code == 0
-    assert "python experiments/sweep.py --phi 0.05" in capsys.readouterr().out
+    assert "fcjax sweep --phi 0.05" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -247,10 +245,10 @@ def test_runs_of_a_policy_that_has_changed_are_done_again(script, tmp_path, caps
     code = "import fcjax\ndef mine():\n    return fcjax.policies.fixed(2)\n"
     Path("my_policies.py").write_text(code)
     arguments = ["--policy", "my_policies:mine", "--seeds", "1", "--budget", "5", "--out", str(tmp_path / "here")]
-    assert script.main(arguments) == 0
+    assert script.sweep(arguments) == 0
     first = (tmp_path / "here" / "summary.csv").read_text()
     Path("my_policies.py").write_text(code.replace("2", "3"))
-    assert script.main(arguments) == 0
+    assert script.sweep(arguments) == 0
     assert "1 runs in" in capsys.readouterr().out.splitlines()[-1]
     assert (tmp_path / "here" / "summary.csv").read_text() != first
 
@@ -268,5 +266,5 @@ def test_runs_of_a_policy_that_has_changed_are_done_again(script, tmp_path, caps
     ],
 )
 def test_a_cluster_that_is_not_there(option, message, script, tmp_path, capsys):
-    assert script.main([*option, "--out", str(tmp_path / "out")]) == 2
+    assert script.sweep([*option, "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err

@@ -18,12 +18,12 @@ The test, on seeds 0 to 4, did not confirm it, narrowly, and there is no second 
 import numpy as np
 import pandas as pd
 import xarray as xr
-from console import leave
 from reproduction import COLOURS, PERCENT, POLICIES, RADII_M, Block, Study, grid, main, plt, summary
 from table3 import CELL, beside_published
 from verdicts import Range, mean_of, resampled
 
 from fcjax.data import Dataset
+from fcjax.runtime.console import leave
 from fcjax.sweeps.jobs import Job
 
 FEW = ("rd", "pf", "cs-l", "as-l")

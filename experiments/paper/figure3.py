@@ -7,10 +7,10 @@ number of scheduled devices; and the estimates of rho, beta and delta, in the me
 import numpy as np
 import pandas as pd
 import xarray as xr
-from console import leave
 from reproduction import Block, Study, colours, grid, interval, main, plt
 
 from fcjax.data import Dataset
+from fcjax.runtime.console import leave
 from fcjax.sweeps.jobs import Job
 
 TRACES = {

@@ -25,11 +25,11 @@ import ledger
 import matplotlib as mpl
 import pandas as pd
 import xarray as xr
-from console import Block, as_text, check_writable, end_on_sigterm, warnings_as_lines
 
 import fcjax
 from fcjax import presets
 from fcjax.report.plots import COLOURS, STYLE
+from fcjax.runtime.console import Block, as_text, check_writable, end_on_sigterm, warnings_as_lines
 from fcjax.runtime.files import write_whole
 from fcjax.runtime.hardware import use_one_thread
 from fcjax.simulation.experiment import Experiment
@@ -173,8 +173,8 @@ def parser(study: Study) -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         description=study.about,
         epilog=f"""examples:
-  python experiments/{study.name}.py
-  python experiments/{study.name}.py --dataset {" ".join(DISTRIBUTIONS)} --seeds 2 --out out/quick
+  python experiments/paper/{study.name}.py
+  python experiments/paper/{study.name}.py --dataset {" ".join(DISTRIBUTIONS)} --seeds 2 --out out/quick
 
 Runs that the committed ledger has are not done again; --fresh does them all. Each is kept as it finishes: rerun a
 command that was stopped to resume it.""",
@@ -204,7 +204,7 @@ def main(study: Study, argv: Sequence[str] | None = None) -> int:
     args = parser(study).parse_args(argv)
     end_on_sigterm()
     options = {k: v for k, v in vars(args).items() if k not in ("seeds", "dataset", "out", "fresh")}
-    command = shlex.join(["python", f"experiments/{study.name}.py", *(sys.argv[1:] if argv is None else argv)])
+    command = shlex.join(["python", f"experiments/paper/{study.name}.py", *(sys.argv[1:] if argv is None else argv)])
     with warnings_as_lines():
         try:
             if args.seeds < 1:

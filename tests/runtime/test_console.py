@@ -2,8 +2,9 @@
 
 import os
 
-import console
 import pytest
+
+from fcjax.runtime import console
 
 
 def test_a_folder_whose_name_is_not_text(tmp_path):
@@ -14,7 +15,7 @@ def test_a_folder_whose_name_is_not_text(tmp_path):
 def test_sigterm_ends_as_ctrl_c_does(start):
     code = """
 import os, signal, time
-import console
+from fcjax.runtime import console
 console.end_on_sigterm()
 try:
     os.kill(os.getpid(), signal.SIGTERM)

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import table3
 import xarray as xr
-from console import leave
 from reproduction import (
     PERCENT,
     POLICIES,
@@ -28,6 +27,7 @@ from reproduction import (
 
 from fcjax import models
 from fcjax.data import Dataset
+from fcjax.runtime.console import leave
 from fcjax.simulation.experiment import Experiment
 from fcjax.sweeps.jobs import Job
 

@@ -4,7 +4,7 @@ Each guess is a quotient of polynomials with constant terms 1, fitted to mpmath'
 raised where the error is largest, until it is nearly level. Halley's method forgives the last digits: what counts is
 the error, which the tests check.
 
-    python experiments/fit_lambertw.py      (needs the `test` extra)
+    python experiments/studies/fit_lambertw.py      (needs the `test` extra)
 """
 
 import mpmath

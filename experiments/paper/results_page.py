@@ -127,10 +127,10 @@ def command(path: Path) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(
         description=__doc__,
-        epilog="example:\n  python experiments/results_page.py --folder out/paper",
+        epilog="example:\n  python experiments/paper/results_page.py --folder out/paper",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    default = Path(__file__).parent / "results" / "paper"
+    default = Path(__file__).parents[1] / "results" / "paper"
     p.add_argument("--folder", type=Path, default=default, help="of the studies' files (default: the committed ones)")
     folder = p.parse_args(argv).folder
     if not list(folder.glob("*_*.csv")):

@@ -8,12 +8,12 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import xarray as xr
-from console import leave
 from reproduction import POLICIES, Block, Study, colours, distributions, grid, interval, main, means, plt, summary, told
 from verdicts import resampled
 
 from fcjax.data import Dataset
 from fcjax.report.plots import held
+from fcjax.runtime.console import leave
 from fcjax.sweeps.jobs import Job
 
 LEVEL = {"mnist": 0.8, "cifar10": 0.4}  # accuracy whose time is told; the paper's on MNIST

@@ -61,7 +61,7 @@ def test_a_study_from_the_command_line(monkeypatch, tmp_path, capsys):
     files = {path.name: path.read_bytes() for path in (tmp_path / "here").glob(f"{study.name}_*")}
     assert set(files) == {f"{study.name}_mnist.{kind}" for kind in ("csv", "png", "json")}
     about = json.loads(files[f"{study.name}_mnist.json"])
-    assert about["command"] == f"python experiments/{study.name}.py --seeds 2 --out {tmp_path}/here"
+    assert about["command"] == f"python experiments/paper/{study.name}.py --seeds 2 --out {tmp_path}/here"
     assert about["seeds"] == [0, 1]
     assert {"versions", "date", "revision", "runs"} <= set(about)
     assert reproduction.main(study, arguments) == 0  # all runs are in the ledger
@@ -109,7 +109,7 @@ def test_bad_input_ends_with_code_2(arguments, message, capsys):
 def test_help_has_examples(capsys):
     with pytest.raises(SystemExit):
         reproduction.main(table3.STUDY, ["--help"])
-    assert "python experiments/table3.py --dataset mnist cifar10 --seeds 2" in capsys.readouterr().out
+    assert "python experiments/paper/table3.py --dataset mnist cifar10 --seeds 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -436,12 +436,12 @@ def test_the_page_holds_what_the_studies_told(tmp_path, capsys):
         dataset = dataset_of(study)
         runs = [made_up(job.labels, accuracy_of(job.labels), 6, rounds=6) for job in study.plan(clouds(dataset), 2)]
         results = ledger.brief(fcjax.results.to_dataset(runs)).assign_attrs(fcjax.results.provenance())
-        reproduction.write(study, results, tmp_path, dataset, f"python experiments/{study.name}.py")
+        reproduction.write(study, results, tmp_path, dataset, f"python experiments/paper/{study.name}.py")
     assert results_page.main(["--folder", str(tmp_path)]) == 0
     page = (tmp_path / "README.md").read_text()
     assert "{{" not in page
     for study in studies:
-        assert f"`python experiments/{study.name}.py`" in page
+        assert f"`python experiments/paper/{study.name}.py`" in page
         assert (f"({study.name}_{dataset_of(study)}.png)" in page) == (study.draw is not None)
     assert "| fc | 600 | 90.0 ± 0.0 / 89.0 / +1.0 |" in page
     assert "(not run)" not in page

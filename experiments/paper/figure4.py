@@ -5,10 +5,10 @@ Beside the curves stand FC, at its mean number of devices, and centralized train
 
 import pandas as pd
 import xarray as xr
-from console import leave
 from reproduction import PERCENT, Block, Study, colours, grid, main, means, plt, summary, told
 
 from fcjax.data import Dataset
+from fcjax.runtime.console import leave
 from fcjax.sweeps.jobs import Job
 
 NUMBERS = range(1, 21)

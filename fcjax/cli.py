@@ -1,0 +1,352 @@
+"""The command `fcjax`: `sweep` trains under policies and compares them, `data` fetches data sets."""
+
+import argparse
+import contextlib
+import importlib.metadata
+import io
+import json
+import shlex
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fcjax.runtime.console import as_text, check_writable, end_on_sigterm, leave, warnings_as_lines
+
+SWEEP = """Trains under scheduling policies within a budget of simulated time, and compares what accuracy they reach.
+
+Every option with several values is swept: all combinations are run, with all seeds, on the same random channels, data
+and mini-batches. Writes to OUT
+  runs/            each run, as it finishes: run a command that was stopped again to resume it
+  summary.csv      a row for each run
+  histories.nc     every round of every run; xarray.open_dataset reads it
+  accuracy.png     accuracy against simulated time, with 95% intervals over seeds (and .pdf)
+  rounds.png       scheduled devices, round time and estimates (and .pdf)
+  accuracy_by_X.png   best accuracy against X, for each X of --axis (and .pdf)
+"""
+
+EXAMPLES = """examples:
+  {program} --phi 0.05
+  {program} --policy fc rd pf cs-l cs-h as-l as-h --distribution l1 l2 iid --out out/all
+  {program} --phi 0.005 0.05 0.5 5 --radius 200 600 1000 --seeds 3 --out out/phi
+  {program} --dataset cifar10 --policy fc fixed-5 fixed-10 --distribution l2 --out out/cifar10
+  {program} --axis cell.bandwidth_hz 5e6 10e6 20e6 --policy fc rd --out out/bandwidth
+  {program} --policy fc my_file:my_policy --out out/mine     # your own, from my_file.py
+  {program} --seeds 1000 --out out/1000 --scheduler tcp://10.0.0.5:8786    # on a Dask cluster
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    commands = {"sweep": sweep, "data": fetch}
+    p = argparse.ArgumentParser(prog="fcjax", description=__doc__, epilog="fcjax sweep --help says more.")
+    p.add_argument("--version", action="version", version=importlib.metadata.version("fcjax"))
+    p.add_argument("command", choices=commands)
+    p.add_argument("arguments", nargs=argparse.REMAINDER)
+    args = p.parse_args(argv)
+    return commands[args.command](args.arguments)
+
+
+def run() -> None:
+    """The installed command."""
+    leave(main())
+
+
+def fetch(argv: list[str]) -> int:
+    from fcjax.data.__main__ import main
+
+    return main(argv, program="fcjax data")
+
+
+def parser(program: str = "fcjax sweep") -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog=program,
+        description=SWEEP,
+        epilog=EXAMPLES.format(program=program),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    several: Any = {"nargs": "+", "metavar": "X"}
+    p.add_argument("--phi", type=float, default=[0.05], **several, help="of the policies that have it (default: 0.05)")
+    p.add_argument(
+        "--policy",
+        default=["fc"],
+        **several,
+        help="fc, exact, fixed-N, rd, pf, cs-l, cs-h, as-l, as-h, centralized, my_file:my_policy (default: fc)",
+    )
+    p.add_argument("--dataset", default="mnist", help="mnist, cifar10, fashion_mnist, ... (default: mnist)")
+    p.add_argument("--distribution", default=["l1"], **several, help="iid, l1, l2, ..., dir0.1, ... (default: l1)")
+    p.add_argument("--radius", type=float, default=[600.0], **several, help="of the cell, in m (default: 600)")
+    p.add_argument("--devices", type=int, default=[20], **several, help="in the cell (default: 20)")
+    p.add_argument("--budget", type=float, **several, help="simulated s (default: 60, on CIFAR-10 200)")
+    p.add_argument(
+        "--axis",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        help="whatever else varies: a leaf, such as cell.bandwidth_hz 5e6 20e6, or an argument of the preset",
+    )
+    p.add_argument("--seeds", type=int, default=5, metavar="N", help="number of seeds (default: 5)")
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="the first of them (default: 0)")
+    p.add_argument(
+        "--observation-error",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="relative error of what the base station sees of channels and computation times (default: 0)",
+    )
+    p.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes of this machine that take part (default: one for each core)",
+    )
+    p.add_argument(
+        "--side-by-side",
+        type=int,
+        metavar="N",
+        help="runs that an accelerator does at the same time (default: 16; 1 on a CPU)",
+    )
+    where = p.add_mutually_exclusive_group()
+    where.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask cluster that does the runs")
+    where.add_argument("--scheduler-file", metavar="FILE", help="the file that its scheduler has written")
+    p.add_argument("--traceback", action="store_true", help="shows where an error comes from")
+    p.add_argument("--out", type=Path, default=Path("out/sweep"), help="folder for the results (default: %(default)s)")
+    return p
+
+
+def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
+    start = time.monotonic()
+    args = parser(program).parse_args(argv)
+    end_on_sigterm()
+    again = f"finished runs are kept in {args.out / 'runs'}; run the same command to resume"
+    try:
+        if args.seeds < 1 or not 0 <= args.seed < 2**31 - args.seeds:
+            raise ValueError(f"--seeds must be 1 or more and --seed 0 to 2^31, got {args.seeds} and {args.seed}")
+        check_writable(args.out)
+        with contextlib.ExitStack() as stack:
+            claim = stack.enter_context(claimed(args))
+            import fcjax  # after --help and the cheapest errors: it takes seconds
+            from fcjax.runtime.hardware import use_one_thread
+            from fcjax.sweeps.executor import workers_for
+            from fcjax.sweeps.grid import most_runs, plan
+
+            use_one_thread()  # as workers do, so that the only run of a sweep has the same bits
+            axes = {
+                "distribution": args.distribution,
+                "radius_m": args.radius,
+                "phi": args.phi,
+                "budget_s": args.budget,
+            }
+            axes |= {"num_devices": args.devices, "seeds": range(args.seed, args.seed + args.seeds)}
+            axes["axes"] = further_axes(args.axis)
+            client = stack.enter_context(connected(args))
+            client = stack.enter_context(workers_for(most_runs(args.policy, **axes), args.workers, client))
+
+            from fcjax.runtime.files import remove_abandoned
+            from fcjax.sweeps.run import run_all  # while workers start
+
+            remove_abandoned(args.out)
+            command = shlex.join([*program.split(), *argv])
+            with warnings_as_lines():
+                preset = partial(fcjax.presets.shi2020, observation_error=args.observation_error)
+                jobs = plan(args.policy, **axes, dataset=args.dataset, preset=preset, progress=True)
+                claim()
+                results = run_all(
+                    jobs,
+                    client=client,
+                    keep=args.out / "runs",
+                    out=args.out / "histories.nc",
+                    side_by_side=args.side_by_side,
+                    about={"command": command},
+                    progress=True,
+                )
+            return tell(results, args.out, start) or (0 if results.complete else 130)
+    except (ValueError, OSError, RuntimeError) as error:
+        if args.traceback:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        finished = any((args.out / "runs").glob("[!.]*.npz"))
+        print(f"interrupted; {again if finished else 'no run had finished'}", file=sys.stderr)
+        return 130
+
+
+def further_axes(given: list[list[str]]) -> dict[str, list]:
+    """The axes that the command names, with values as numbers where they are."""
+    names = [name for name, *_ in given]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"--axis {twice.pop()} is there twice: give all its values at once")
+    return {name: [_number(text) for text in texts] for name, *texts in given}
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+@contextlib.contextmanager
+def connected(args: argparse.Namespace) -> Iterator[Any]:
+    """The client of the cluster that the command names, or None."""
+    if args.scheduler is None and args.scheduler_file is None:
+        yield None
+        return
+    from distributed import Client
+
+    where = args.scheduler or args.scheduler_file
+    if args.scheduler_file and not Path(args.scheduler_file).is_file():
+        raise ValueError(f"--scheduler-file: there is no file {args.scheduler_file}; the scheduler writes it")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Dask's on other versions: fcjax checks those that matter
+            client = Client(args.scheduler, scheduler_file=args.scheduler_file, timeout="10s", set_as_default=False)
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"no scheduler answers at {where}: start one with dask scheduler, and give its address, such as "
+            f"tcp://127.0.0.1:8786 ({error})"
+        ) from error
+    with client:
+        yield client
+
+
+def tell(results: Any, out: Path, start: float) -> int:
+    """Writes and prints what came of a sweep, and returns the exit code."""
+    try:
+        summary = write(results, out)
+    except OSError as error:
+        raise OSError(f"the results could not be written: {error}; finished runs are kept in {out / 'runs'}") from error
+    spent = f"compiling {results.compile_s:.1f} s, running {results.run_s:.1f} s"
+    kept = f", of which {results.kept} had been kept," if results.kept else ""
+    try:
+        print(table(summary))
+        print(
+            f"\n{len(summary)} runs{kept} in {time.monotonic() - start:.1f} s ({spent}); written to {out}/", flush=True
+        )
+    except BrokenPipeError:
+        pass  # nobody reads on
+    except OSError as error:
+        raise OSError(f"the results are written to {out}/, but cannot be printed: {error}") from error
+    bad = summary[results.stop.values == "bad_decision"]
+    if len(bad):
+        print(f"error: impossible decisions ended these runs early:\n{bad.to_string(index=False)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+# What does not change results.
+_HOW = ("out", "traceback", "workers", "side_by_side", "scheduler", "scheduler_file")
+
+
+@contextlib.contextmanager
+def claimed(args: argparse.Namespace) -> Iterator[Callable[[], None]]:
+    """Keeps other commands out of OUT, and OUT for one sweep: its settings are in sweep.json, and only seeds may grow.
+
+    Yields a function that writes them, for when the command has been checked.
+    """
+    import filelock
+
+    path = args.out / "sweep.json"
+    this = {name: value for name, value in vars(args).items() if name not in _HOW}
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(filelock.FileLock(args.out / ".lock", timeout=0))
+        except filelock.Timeout:
+            raise ValueError(
+                f"another command is at work in {args.out}: wait until it has ended, or choose another --out"
+            ) from None
+        if path.exists():
+            try:
+                other = json.loads(path.read_text())
+                more_seeds = other["seeds"] < args.seeds
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(
+                    f"{path}, which says what {args.out} holds, is damaged: delete this file if it holds this sweep "
+                    "(the runs will be found), or choose another folder with --out"
+                ) from error
+            changes = [
+                f"{name} was {other.get(name)}, is {this.get(name)}"
+                for name in this | other
+                if other.get(name) != this.get(name) and not (name == "seeds" and more_seeds)
+            ]
+            if changes:
+                raise ValueError(
+                    f"{args.out} holds another sweep ({'; '.join(changes)}): choose another folder with --out, or "
+                    "delete this one"
+                )
+
+        def write() -> None:
+            from fcjax.runtime.files import write_whole
+
+            write_whole(path, lambda part: Path(part).write_text(json.dumps(this, indent=1) + "\n"))
+
+        yield write
+
+
+def write(results: Any, out: Path) -> Any:
+    """Writes all files of a sweep, each of them whole, and returns the summary."""
+    import matplotlib.pyplot
+
+    matplotlib.use("Agg")
+    from fcjax import plots
+    from fcjax.runtime.files import write_whole
+    from fcjax.sweeps.results import further_axes, summary
+
+    rows = summary(results)
+    text = rows.to_csv(index=False, float_format="%.7g", na_rep="nan")
+    write_whole(out / "summary.csv", lambda part: Path(part).write_text(text))
+    figures = {"accuracy": plots.accuracy, "rounds": plots.rounds}
+    for name in further_axes(results):
+        if results[name].dtype.kind in "if" and len(set(results[name].values)) > 1:
+            figures[f"accuracy_by_{name}"] = partial(plots.against, axis=name)
+    for name, draw in figures.items():
+        figure = draw(results)
+        for kind, metadata in (("png", None), ("pdf", {"CreationDate": None})):
+            image = io.BytesIO()  # matplotlib does not survive a full disk
+            figure.savefig(image, format=kind, metadata=metadata)
+            content = image.getvalue()
+            write_whole(out / f"{name}.{kind}", lambda part, content=content: Path(part).write_bytes(content))
+        matplotlib.pyplot.close(figure)
+    return rows
+
+
+_SETTINGS = {"distribution": "distribution", "radius_m": "R (m)", "phi": "phi", "devices": "M", "budget_s": "T (s)"}
+_SHOWN = {
+    "best_accuracy": ("best accuracy (%)", 100, 2),
+    "tilde_accuracy": ("w~ accuracy (%)", 100, 2),
+    "final_accuracy": ("final accuracy (%)", 100, 2),
+    "mean_scheduled": ("scheduled", 1, 2),
+    "mean_round_s": ("round (s)", 1, 3),
+    "rounds": ("rounds", 1, 1),
+}
+
+
+def table(rows: Any) -> str:
+    """Means over seeds, with a line for each combination of what varies, below a line of what does not."""
+    from fcjax.sweeps.metrics import interval
+    from fcjax.sweeps.results import SUMMARY
+
+    settings = _SETTINGS | {name: name for name in rows.columns if name not in SUMMARY}
+    varies = [name for name in settings if rows[name].nunique(dropna=True) > 1]
+    first = {name: rows[name].dropna().iloc[0] for name in settings if name not in varies and rows[name].notna().any()}
+    constant = [str(rows["dataset"].iloc[0]), *(f"{settings[name]} {_plain(value)}" for name, value in first.items())]
+    lines = [["policy", *(settings[name] for name in varies), "seeds", *(name for name, _, _ in _SHOWN.values())]]
+    for setting, runs in rows.groupby(["policy", *varies], sort=False, dropna=False):
+        diverged = int((runs["stop"] == "diverged").sum())
+        line = [_plain(value) for value in setting]
+        line.append(f"{len(runs)} ({diverged} diverged)" if diverged else str(len(runs)))
+        for column, (_, scale, digits) in _SHOWN.items():
+            mean, half = interval(scale * runs[column].to_numpy(float))
+            line.append(f"{mean:.{digits}f}" + ("" if half != half else f" ± {half:.{digits}f}"))
+        lines.append(line)
+    note = "Means over seeds ± half of their 95% interval (Student's t)."
+    return as_text([", ".join(constant), lines, note])
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else "-" if value != value else f"{value:g}"
