@@ -1,16 +1,21 @@
 """Settings by name. `shi2020` is the paper's, with what its text leaves out as its figures imply it."""
 
 import dataclasses
+import difflib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.typing import ArrayLike
 
-from fcjax import data
+from fcjax import checks, data
 from fcjax.data import Dataset
-from fcjax.learning import batches, models
+from fcjax.learning import batches, models, updates
+from fcjax.learning.updates import OptimizerFactory
 from fcjax.simulation.experiment import Experiment
 from fcjax.types import Cell, Estimates, Training
 from fcjax.wireless import radio
@@ -31,6 +36,12 @@ def shi2020(
     momentum: ArrayLike = 0.9,
     observation_error: ArrayLike = 0.0,
     hidden: Sequence[int] = (64,),
+    model: models.Model | nn.Module | None = None,
+    learning_rate: ArrayLike | None = None,
+    local_steps: int = 5,
+    batch_size: int = 128,
+    make_optimizer: OptimizerFactory | optax.GradientTransformation = updates.sgd,
+    **of_cell: ArrayLike,
 ) -> Experiment:
     """Sec. IV of Shi et al.: 20 devices in a cell of 600 m, placed anew in every round, and an MLP of 64 hidden units.
 
@@ -38,7 +49,8 @@ def shi2020(
     fading, inputs normalised as in PyTorch's examples, and local SGD with momentum 0.9, begun anew each round.
 
     Args:
-      dataset: "mnist" or "cifar10" (or any other that `fcjax.data.load` knows, with MNIST's settings), or a data set.
+      dataset: "mnist" or "cifar10", any other that `fcjax.data.load` knows, or a data set. Others than these two have
+        MNIST's settings, and their inputs are normalised by their own mean and standard deviation.
       distribution: of the data among devices: "iid", "l1", "l2", ..., "dir0.1", ...
       num_devices: M.
       radius_m: R.
@@ -46,23 +58,49 @@ def shi2020(
       seed: of the partition.
       momentum: of local SGD.
       observation_error: alpha, the relative error with which the base station sees channels and computation times.
-      hidden: sizes of the hidden layers.
+      hidden: sizes of the hidden layers of the MLP.
+      model: takes its place: a flax module that maps images to logits, or a `fcjax.models.Model`.
+      learning_rate: eta; by default 0.01, on CIFAR-10 0.02.
+      local_steps: tau.
+      batch_size: d.
+      make_optimizer: takes the place of local SGD: an optax optimizer, or a function that makes one of `Training`.
+      of_cell: fields of `fcjax.Cell` that differ from the paper's, such as bandwidth_hz. A number for all devices will
+        do where there is one for each. `upload_bits` follow from the model.
     """
     loaded = data.load(dataset) if isinstance(dataset, str) else dataset
-    learning_rate, default_budget_s, mean, std = _OF_DATASET.get(loaded.name, _OF_DATASET["mnist"])
+    usual = loaded.name in _OF_DATASET
+    usual_rate, usual_budget_s, mean, std = _OF_DATASET[loaded.name if usual else "mnist"]
+    if not usual:
+        mean, std = _statistics(loaded)
     training = Training(
-        learning_rate=learning_rate, momentum=momentum, budget_s=default_budget_s if budget_s is None else budget_s
+        learning_rate=usual_rate if learning_rate is None else learning_rate,
+        momentum=momentum,
+        budget_s=usual_budget_s if budget_s is None else budget_s,
+        local_steps=checks.whole("local_steps", local_steps, 1),
+        batch_size=checks.whole("batch_size", batch_size, 1),
     )
     parts = data.partition.by_name(distribution, loaded.train_y, num_devices, seed=seed, min_size=training.batch_size)
-    model = models.mlp(loaded.train_x.shape[1:], loaded.num_labels, hidden=hidden, mean=mean, std=std)
+    if model is None:
+        model = models.mlp(loaded.train_x.shape[1:], loaded.num_labels, hidden=hidden, mean=mean, std=std)
+    elif isinstance(model, nn.Module):
+        model = _from_flax(model, loaded.train_x.shape[1:], loaded.num_labels, mean, std)
+    elif not isinstance(model, models.Model):
+        raise ValueError(f"model must be a flax module or a fcjax.models.Model, got {type(model).__name__}")
+    if unknown := set(of_cell) - {field.name for field in dataclasses.fields(Cell)}:
+        close = difflib.get_close_matches(min(unknown), [field.name for field in dataclasses.fields(Cell)], n=1)
+        raise ValueError(f"shi2020 has no setting {min(unknown)!r}" + (f": did you mean {close[0]}?" if close else ""))
+    fields: dict[str, ArrayLike] = {
+        "bandwidth_hz": 20e6,
+        "noise_psd_w_hz": float(radio.dbm_to_w(-114)) / 1e6,
+        "power_w": float(radio.dbm_to_w(10)),
+        "upload_bits": models.upload_bits(model),
+        "radius_m": radius_m,
+        **of_cell,
+    }
+    if np.ndim(fields["power_w"]) == 0:
+        fields["power_w"] = np.full(num_devices, fields["power_w"], np.float32)
     return Experiment(
-        cell=Cell(
-            bandwidth_hz=20e6,
-            noise_psd_w_hz=float(radio.dbm_to_w(-114)) / 1e6,
-            power_w=np.full(num_devices, float(radio.dbm_to_w(10)), np.float32),
-            upload_bits=models.upload_bits(model),
-            radius_m=radius_m,
-        ),
+        cell=Cell(**fields),
         training=training,
         data=batches.LocalData(loaded.train_x, loaded.train_y, parts.indices, parts.sizes),
         test_x=loaded.test_x,
@@ -70,7 +108,22 @@ def shi2020(
         estimates=Estimates(*(np.full(num_devices, value, np.float32) for value in (1.5, 12.0, 2.0))),
         observation_error=observation_error,
         model=model,
+        make_optimizer=make_optimizer,
     )
+
+
+@functools.lru_cache(maxsize=8)
+def _statistics(loaded: Dataset) -> tuple[float, float]:
+    """Mean and standard deviation of all inputs, of bytes as fractions of 255."""
+    scale = 255 if loaded.train_x.dtype == np.uint8 else 1
+    mean, std = float(loaded.train_x.mean(dtype=np.float64)), float(loaded.train_x.std(dtype=np.float64))
+    return mean / scale, std / scale if std > 0 else 1.0
+
+
+@functools.lru_cache(maxsize=8)
+def _from_flax(module: nn.Module, shape: tuple[int, ...], num_labels: int, mean: float, std: float) -> models.Model:
+    """One and the same for all runs, so that they share a program."""
+    return models.from_flax(module, shape, num_labels, mean=mean, std=std)
 
 
 def shi2020_as_written(dataset: str | Dataset = "mnist", **settings: Any) -> Experiment:

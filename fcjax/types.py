@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import jax
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -23,7 +24,36 @@ T = TypeVar("T")
 def pytree(cls: type[T]) -> type[T]:
     """Makes a class a frozen dataclass whose fields are the leaves of a JAX pytree."""
     # Without eq: comparing arrays field by field has no single truth value.
-    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, eq=False)(cls))
+    made = jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls))
+    if "__repr__" not in vars(cls):
+        made.__repr__ = in_brief  # type: ignore[method-assign]
+    return made
+
+
+def in_brief(fields: Any, **instead: str) -> str:
+    """A line for each field: of arrays the shape and the range, of other types the name."""
+    names = (field.name for field in dataclasses.fields(fields))
+    lines = (f"  {name}: {instead.get(name) or _brief(getattr(fields, name))}" for name in names)
+    return "\n".join([type(fields).__name__, *lines])
+
+
+def _brief(value: Any) -> str:
+    if dataclasses.is_dataclass(value):
+        return f"{type(value).__name__}(...)"
+    if isinstance(value, dict | list):  # of parameters
+        return f"{sum(np.size(leaf) for leaf in jax.tree.leaves(value))} numbers"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, jax.core.Tracer) or not hasattr(value, "dtype") or value.dtype.kind not in "biuf":
+        return getattr(value, "__name__", None) or repr(value)
+    array = np.asarray(value)
+    if array.ndim == 0:
+        return f"{array.item():g}"
+    kind = f"{array.dtype} {array.shape}"
+    if array.size == 0 or np.isnan(array).all():
+        return kind
+    low, high = np.nanmin(array), np.nanmax(array)
+    return f"{kind}, all {low:g}" if low == high else f"{kind}, {low:g} to {high:g}"
 
 
 def static(default: Any = dataclasses.MISSING) -> Any:
@@ -33,70 +63,120 @@ def static(default: Any = dataclasses.MISSING) -> Any:
 
 @pytree
 class Cell:
-    """The radio of a cell and the devices in it; the defaults beyond the first four are the paper's setting."""
+    """The radio of a cell and the devices in it; the defaults beyond the first four are the paper's setting.
 
-    bandwidth_hz: ArrayLike  # () Hz, B: shared by the scheduled devices
-    noise_psd_w_hz: ArrayLike  # () W/Hz, N0
-    power_w: ArrayLike  # (M,) W, P_i
-    upload_bits: ArrayLike  # () or (M,) bit, S
-    radius_m: ArrayLike = 600.0  # () m, R
-    min_distance_m: ArrayLike = 1.0  # () m: closer counts as this far, since the path loss below would amplify
-    reference_gain: ArrayLike = 10**-12.81  # () power gain at 1 km, 128.1 dB of loss
-    path_loss_exponent: ArrayLike = 3.76  # ()
-    scatter: ArrayLike = 0.0  # () in [0, 1], scattered part of the power: 0 no fading, 1 Rayleigh, else Rician
-    shadowing_db: ArrayLike = 0.0  # () dB, standard deviation of log-normal shadowing
-    sample_floor_s: ArrayLike = 5e-4  # () or (M,) s a sample, a_i: the least computation time
-    sample_rate_hz: ArrayLike = 2000.0  # () or (M,) samples/s, mu_i: the rate of the random time on top
+    Attributes:
+      bandwidth_hz: () Hz, B: shared by the scheduled devices.
+      noise_psd_w_hz: () W/Hz, N0.
+      power_w: (M,) W, P_i.
+      upload_bits: () or (M,) bit, S.
+      radius_m: () m, R.
+      min_distance_m: () m: closer counts as this far, since the path loss below would amplify.
+      reference_gain: () power gain at 1 km, 128.1 dB of loss.
+      path_loss_exponent: () of the distance.
+      scatter: () in [0, 1], scattered part of the power: 0 no fading, 1 Rayleigh, else Rician.
+      shadowing_db: () dB, standard deviation of log-normal shadowing.
+      sample_floor_s: () or (M,) s per sample, a_i: the least computation time.
+      sample_rate_hz: () or (M,) samples/s, mu_i: the rate of the random time on top.
+    """
+
+    bandwidth_hz: ArrayLike
+    noise_psd_w_hz: ArrayLike
+    power_w: ArrayLike
+    upload_bits: ArrayLike
+    radius_m: ArrayLike = 600.0
+    min_distance_m: ArrayLike = 1.0
+    reference_gain: ArrayLike = 10**-12.81
+    path_loss_exponent: ArrayLike = 3.76
+    scatter: ArrayLike = 0.0
+    shadowing_db: ArrayLike = 0.0
+    sample_floor_s: ArrayLike = 5e-4
+    sample_rate_hz: ArrayLike = 2000.0
 
 
 @pytree
 class Observation:
-    """What a round's scheduling is based on."""
+    """What a round's scheduling is based on.
 
-    gain: ArrayLike  # (M,) power gain, h_i^2
-    compute_s: ArrayLike  # (M,) s, t_i^cp
+    Attributes:
+      gain: (M,) power gain, h_i^2.
+      compute_s: (M,) s, t_i^cp.
+    """
+
+    gain: ArrayLike
+    compute_s: ArrayLike
 
 
 @pytree
 class Decision:
-    """Who takes part in a round, with what part of the bandwidth, and how long the round takes."""
+    """Who takes part in a round, with what part of the bandwidth, and how long the round takes.
 
-    scheduled: Array  # (M,) bool, Pi
-    share: Array  # (M,) gamma_i: 0 where not scheduled, else they sum to 1
-    round_s: Array  # () s, t*: 0 if nobody is scheduled, inf if a scheduled device never finishes
+    Attributes:
+      scheduled: (M,) bool, Pi.
+      share: (M,) gamma_i: 0 where not scheduled, else they sum to 1.
+      round_s: () s, t*: 0 if nobody is scheduled, inf if a scheduled device never finishes.
+    """
+
+    scheduled: Array
+    share: Array
+    round_s: Array
 
 
 @pytree
 class Training:
-    """How the devices train; the defaults are the paper's on MNIST, with the momentum that its figures imply."""
+    """How the devices train; the defaults are the paper's on MNIST, with the momentum that its figures imply.
 
-    learning_rate: ArrayLike = 0.01  # () eta
-    momentum: ArrayLike = 0.9  # () reset each round
-    budget_s: ArrayLike = 60.0  # () s, T: a round that would end later does not happen
-    num_samples: ArrayLike = 1.0  # () or (M,) D_i: only their ratios count
-    local_steps: int = static(5)  # tau
-    batch_size: int = static(128)  # d
+    Attributes:
+      learning_rate: () eta.
+      momentum: () reset each round.
+      budget_s: () s, T: a round that would end later does not happen.
+      num_samples: () or (M,) D_i: only their ratios count.
+      local_steps: tau.
+      batch_size: d.
+    """
+
+    learning_rate: ArrayLike = 0.01
+    momentum: ArrayLike = 0.9
+    budget_s: ArrayLike = 60.0
+    num_samples: ArrayLike = 1.0
+    local_steps: int = static(5)
+    batch_size: int = static(128)
 
 
 @pytree
 class Estimates:
-    """What the base station knows of the loss, (M,) each: of a device that is not scheduled, the last it heard."""
+    """What the base station knows of the loss, (M,) each: of a device that is not scheduled, the last it heard.
 
-    rho: ArrayLike  # (M,) Lipschitz constants, rho_i
-    beta: ArrayLike  # (M,) smoothness, beta_i
-    delta: ArrayLike  # (M,) gradient divergence, delta_i
+    Attributes:
+      rho: (M,) Lipschitz constants, rho_i.
+      beta: (M,) smoothness, beta_i.
+      delta: (M,) gradient divergence, delta_i.
+    """
+
+    rho: ArrayLike
+    beta: ArrayLike
+    delta: ArrayLike
 
 
 @pytree
 class RoundContext:
-    """What a policy may know when it decides on a round."""
+    """What a policy may know when it decides on a round.
 
-    observation: Observation  # as the base station sees it, with its errors
+    Attributes:
+      observation: channels and computation times as the base station sees them, with its errors.
+      estimates: what it knows of the loss.
+      cell: the radio and the devices.
+      training: how the devices train; `num_samples` is (M,).
+      elapsed_s: () s, since training began.
+      round_index: () 0 in the first round.
+    """
+
+    observation: Observation
     estimates: Estimates
     cell: Cell
     training: Training
-    elapsed_s: ArrayLike  # () s, since training began
-    round_index: ArrayLike  # () 0 in the first round
+    elapsed_s: ArrayLike
+    round_index: ArrayLike
 
 
 class Policy(NamedTuple):
@@ -108,3 +188,11 @@ class Policy(NamedTuple):
 
     init: Callable[[Cell], Any]  # cell -> state
     select: Callable[[Array, Any, RoundContext], tuple[Any, Decision]]  # key, state, context -> state, decision
+
+    @property
+    def name(self) -> str:
+        """What its function is called."""
+        return getattr(self.select, "__qualname__", repr(self.select)).replace("_select_", "").split(".")[0]
+
+    def __repr__(self) -> str:
+        return f"Policy({self.name})"

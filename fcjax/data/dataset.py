@@ -21,6 +21,13 @@ class Dataset:
     source: str  # where it came from
     sha256: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the original files that were verified
 
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.train_x.shape[1:]))
+        return (
+            f"Dataset({self.name}: {len(self.train_y)} training and {len(self.test_y)} test samples of {shape}, "
+            f"{self.num_labels} labels, from {self.source})"
+        )
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """One that can be loaded is sent to other processes by its name."""
         return LOADED.get(self) or super().__reduce_ex__(protocol)

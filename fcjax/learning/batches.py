@@ -20,6 +20,9 @@ class LocalData(NamedTuple):
     indices: Array | np.ndarray  # (M, N_max) int32
     sizes: Array | np.ndarray  # (M,) int32, D_i
 
+    def __repr__(self) -> str:
+        return f"LocalData({len(self.x)} samples {self.x.shape[1:]}, on {len(self.sizes)} devices)"
+
 
 def check(data: LocalData, training: Training, model: Model) -> None:
     """Raises ValueError where data, settings and model do not fit each other; what is traced is passed over."""

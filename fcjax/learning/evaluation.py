@@ -9,10 +9,15 @@ from fcjax.types import pytree
 
 @pytree
 class Score:
-    """A model on the test set."""
+    """A model on the test set.
 
-    accuracy: Array  # () fraction
-    loss: Array  # ()
+    Attributes:
+      accuracy: () fraction.
+      loss: ().
+    """
+
+    accuracy: Array
+    loss: Array
 
 
 _BLOCK = 2**18  # numbers that are tested at a time: as floats they stay in the cache of a core

@@ -30,6 +30,9 @@ class Model(NamedTuple):
     correct: Callable[[Params, Array, Array], Array]  # params, x, y -> (B,) bool
     check_targets: Callable[[np.ndarray], None]  # ValueError for targets that the model is not for
 
+    def __repr__(self) -> str:
+        return f"Model({num_parameters(self)} parameters)"
+
     def loss(self, params: Params, x: Array, y: Array) -> Array:
         """The mean loss of a batch."""
         return jnp.mean(self.losses(params, x, y))

@@ -12,7 +12,7 @@ Neither recompiles when the schedule changes.
 
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from fcjax.learning.batches import LocalData
 from fcjax.learning.models import Model, Params
 from fcjax.types import Estimates, Training
 
-OptimizerFactory = Callable[[Training], optax.GradientTransformation]
+OptimizerFactory: TypeAlias = Callable[[Training], optax.GradientTransformation] | optax.GradientTransformation
 EstimateOn = Literal["batch", "local"] | None
 DivergenceOf = Literal["displacement", "gradient"]
 DrawBatches = Callable[[Array, Array, Training], Array]  # key, size of the local data, settings: positions, (tau, d)
@@ -40,6 +40,10 @@ class Trained(NamedTuple):
 def sgd(training: Training) -> optax.GradientTransformation:
     """Stochastic gradient descent with momentum, after the settings."""
     return optax.sgd(training.learning_rate, training.momentum)
+
+
+def _optimizer(make: OptimizerFactory, training: Training) -> optax.GradientTransformation:
+    return make(training) if callable(make) else make
 
 
 class _Local(NamedTuple):
@@ -143,7 +147,7 @@ def train_round(
       data: the shared data set and its partition.
       training: the settings of local training.
       model: what is trained.
-      make_optimizer: the local optimizer, from the settings.
+      make_optimizer: the local optimizer, or a function that makes it of the settings.
       width: how many scheduled devices train at a time; None for all M under a mask.
       estimate_on: "batch" takes losses and gradients for the estimates on the first mini-batch, at the cost of one
         gradient more than training; "local" on all data of the device; None leaves the estimates as they are.
@@ -160,7 +164,7 @@ def train_round(
         raise ValueError(f"width must be 1 or more, or None for all devices under a mask, got {width}")
     scheduled, estimates, data = jax.tree.map(jnp.asarray, (scheduled, estimates, data))
     batches.check(data, training, model)
-    optimizer = make_optimizer(training)
+    optimizer = _optimizer(make_optimizer, training)
 
     def train(device):
         positions = draw_batches(keys[device], data.sizes[device], training)
@@ -199,7 +203,7 @@ def first_optimizer_states(
     params: Params, training: Training, make_optimizer: OptimizerFactory, num_devices: int
 ) -> optax.OptState:
     """What devices that keep their optimizer's state start with, (M, ...)."""
-    state = make_optimizer(training).init(params)
+    state = _optimizer(make_optimizer, training).init(params)
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_devices, *jnp.shape(leaf))), state)
 
 

@@ -20,22 +20,39 @@ from fcjax.wireless import radio
 
 @pytree
 class Experiment:
-    """All that a run depends on beside its policy and its key; see `fcjax.presets` for the paper's."""
+    """All that a run depends on beside its policy and its key; see `fcjax.presets` for the paper's.
+
+    Attributes:
+      cell: the radio and the devices.
+      training: how they train; `num_samples` follows from the data.
+      data: who has which samples.
+      test_x: (N, ...) inputs that accuracy is measured on.
+      test_y: (N,) their targets.
+      estimates: where the estimates start.
+      model: what is trained.
+      observation_error: () alpha: standard deviation of what is seen of h and t^cp, relative to them.
+      make_optimizer: the local optimizer, from optax, or a function that makes it of the settings.
+      estimate_on: see `fcjax.learning.updates`.
+      divergence_of: see `fcjax.learning.updates`.
+      draw_batches: chooses the mini-batches of a device.
+      keeps_optimizer: devices keep their optimizer's state from round to round.
+      width: devices trained at a time: see `fcjax.learning.updates`.
+    """
 
     cell: Cell
-    training: Training  # its num_samples are taken from the data
+    training: Training
     data: LocalData
-    test_x: Array | np.ndarray  # (N, ...)
-    test_y: Array | np.ndarray  # (N,)
-    estimates: Estimates  # where the estimates start
+    test_x: Array | np.ndarray
+    test_y: Array | np.ndarray
+    estimates: Estimates
     model: Model = static()
-    observation_error: ArrayLike = 0.0  # () alpha: standard deviation of what is seen of h and t^cp, relative to them
+    observation_error: ArrayLike = 0.0
     make_optimizer: OptimizerFactory = static(updates.sgd)
-    estimate_on: EstimateOn = static("batch")  # see `fcjax.learning.updates`
-    divergence_of: DivergenceOf = static("displacement")  # see `fcjax.learning.updates`
-    draw_batches: DrawBatches = static(batches.draw)  # chooses the mini-batches of a device
-    keeps_optimizer: bool = static(False)  # devices keep their optimizer's state from round to round
-    width: int | Literal["auto"] | None = static("auto")  # devices trained at a time: see `fcjax.learning.updates`
+    estimate_on: EstimateOn = static("batch")
+    divergence_of: DivergenceOf = static("displacement")
+    draw_batches: DrawBatches = static(batches.draw)
+    keeps_optimizer: bool = static(False)
+    width: int | Literal["auto"] | None = static("auto")
 
 
 def as_told(experiment: Experiment) -> Training:

@@ -37,40 +37,70 @@ class Stop(enum.IntEnum):
 
 @pytree
 class Record:
-    """A round, as it is kept; (K,) of these are the history of a run, in which NaN follows the last round."""
+    """A round, as it is kept; (K,) of these are the history of a run, in which NaN follows the last round.
 
-    elapsed_s: Array  # () s, at the end of the round
-    round_s: Array  # () s
-    scheduled: Array  # (M,) bool
-    share: Array  # (M,)
-    gain: Array  # (M,) true power gain
-    compute_s: Array  # (M,) s, true computation time
-    accuracy: Array  # () of w_k on the test set
-    loss: Array  # ()
-    tilde_accuracy: Array  # () of w~, the model with the least loss that devices have reported so far
-    tilde_loss: Array  # ()
-    reported_loss: Array  # () F(w_{k-1}), as the scheduled devices report it
-    rho: Array  # (M,)
-    beta: Array  # (M,)
-    delta: Array  # (M,)
+    Attributes:
+      elapsed_s: () s, at the end of the round.
+      round_s: () s.
+      scheduled: (M,) bool.
+      share: (M,).
+      gain: (M,) true power gain.
+      compute_s: (M,) s, true computation time.
+      accuracy: () of w_k on the test set.
+      loss: ().
+      tilde_accuracy: () of w~, the model with the least loss that devices have reported so far.
+      tilde_loss: ().
+      reported_loss: () F(w_{k-1}), as the scheduled devices report it.
+      rho: (M,).
+      beta: (M,).
+      delta: (M,).
+    """
+
+    elapsed_s: Array
+    round_s: Array
+    scheduled: Array
+    share: Array
+    gain: Array
+    compute_s: Array
+    accuracy: Array
+    loss: Array
+    tilde_accuracy: Array
+    tilde_loss: Array
+    reported_loss: Array
+    rho: Array
+    beta: Array
+    delta: Array
 
 
 @pytree
 class State:
-    """What a run carries from round to round."""
+    """What a run carries from round to round.
 
-    round_index: Array  # ()
-    elapsed_s: Array  # () s
-    start: Score  # of w_0
-    params: Params  # w_k
-    score: Score  # of w_k
-    tilde_params: Params  # w~
+    Attributes:
+      round_index: ().
+      elapsed_s: () s.
+      start: of w_0.
+      params: w_k.
+      score: of w_k.
+      tilde_params: w~.
+      tilde_reported_loss: () F(w~).
+      policy: the policy's state.
+      optimizers: (M, ...) states of the local optimizers where devices keep them, else None.
+      stop: () Stop.
+    """
+
+    round_index: Array
+    elapsed_s: Array
+    start: Score
+    params: Params
+    score: Score
+    tilde_params: Params
     tilde_score: Score
-    tilde_reported_loss: Array  # () F(w~)
+    tilde_reported_loss: Array
     estimates: Estimates
-    policy: Any  # the policy's state
-    optimizers: Any  # (M, ...) states of the local optimizers where devices keep them, else None
-    stop: Array  # () Stop
+    policy: Any
+    optimizers: Any
+    stop: Array
 
 
 def simulate_round(key: Array, state: State, experiment: Experiment, select: Any) -> tuple[State, Record]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
@@ -15,19 +16,30 @@ from fcjax.learning.evaluation import Score, evaluate
 from fcjax.learning.models import Model, Params
 from fcjax.simulation.experiment import Experiment, as_told, check, most_rounds
 from fcjax.simulation.rounds import Record, State, Stop, as_float, no_record, simulate_round
-from fcjax.types import Policy, pytree
+from fcjax.types import Policy, in_brief, pytree
 
 
 @pytree
 class Run:
-    """A finished run."""
+    """A finished run.
 
-    history: Record  # (K,) with K the most rounds that there could have been
-    num_rounds: Array  # ()
-    start: Score  # of w_0
-    params: Params  # w_K
+    Attributes:
+      history: (K,) with K the most rounds that there could have been.
+      num_rounds: ().
+      start: of w_0.
+      params: w_K.
+      stop: () Stop.
+    """
+
+    history: Record
+    num_rounds: Array
+    start: Score
+    params: Params
     tilde_params: Params
-    stop: Array  # () Stop
+    stop: Array
+
+    def __repr__(self) -> str:
+        return in_brief(self, **({} if np.ndim(self.stop) else {"stop": Stop(int(self.stop)).name.lower()}))
 
     @property
     def best_accuracy(self) -> Array:
