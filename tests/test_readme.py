@@ -1,5 +1,6 @@
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -28,16 +29,16 @@ def small_digits():
     return data.Dataset("mnist", train_x, train_y, test_x, test_y, tuple("0123456789"), "a seed")
 
 
-def python_snippets():
-    return re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+def python_snippets(path):
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
 @pytest.mark.slow
 def test_snippets_run_in_order(capsys, monkeypatch):
     digits = small_digits()
     monkeypatch.setattr(data, "load", lambda name: digits)
-    snippets = [snippet for snippet in python_snippets() if "slurm.py" not in snippet]
-    assert len(snippets) == 6
+    snippets = python_snippets(README)
+    assert len(snippets) == 5
     namespace = {}
     for snippet in snippets:
         exec(compile(snippet, str(README), "exec"), namespace)
@@ -47,25 +48,36 @@ def test_snippets_run_in_order(capsys, monkeypatch):
     assert "nan" not in printed
 
 
-def test_files_in_the_table_exist():
-    text = README.read_text()
-    for path in re.findall(r"^\| `([^`]+)` \|", text, flags=re.MULTILINE) + re.findall(r"!\[.*?\]\((.*?)\)", text):
-        assert (README.parent / path).exists(), path
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((README.parent / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_examples_run(path, capsys, monkeypatch, tmp_path):
+    digits = small_digits()
+    monkeypatch.setattr(data, "load", lambda name: digits)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(path))
+    assert "best_accuracy" in capsys.readouterr().out
 
 
-def test_the_table_is_in_the_order_of_imports():
-    """Modules import only what is listed above them."""
-    listed = re.findall(r"^\| `fcjax/(\w+)(?:\.py|/)` \|", README.read_text(), flags=re.MULTILINE)
-    folder = README.parent / "fcjax"
-    assert sorted(listed) == sorted(p.stem for p in folder.iterdir() if p.stem[:2] != "__" and p.suffix in ("", ".py"))
-    for position, name in enumerate(listed):
-        path = folder / f"{name}.py" if (folder / f"{name}.py").exists() else folder / name / "__init__.py"
-        source = path.read_text()
-        imported = set(re.findall(r"^from fcjax\.(\w+)", source, flags=re.MULTILINE))
-        for names in re.findall(r"^from fcjax import (.+)$", source, flags=re.MULTILINE):
-            imported |= set(names.split(", "))
-        later = imported & set(listed[position + 1 :])
-        assert not later, f"{name} imports {later}"
+def test_links_lead_to_files():
+    for path in (README, *README.parent.glob("*.md"), *(README.parent / "docs").glob("*.md")):
+        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
+            assert link.startswith("https://") or (path.parent / link).exists(), f"{path.name}: {link}"
+
+
+def test_the_guide_lists_every_package():
+    text = (README.parent / "CONTRIBUTING.md").read_text()
+    for path in (README.parent / "fcjax").iterdir():
+        if path.suffix == ".py" or (path / "__init__.py").exists():
+            name = f"{path.name}/" if path.is_dir() else path.name
+            assert path.name.startswith("__") or f"`{name}`" in text or f"`fcjax/{name}`" in text, path
+
+
+def test_only_public_names_are_used_outside():
+    """Neither experiments nor examples import a private name of fcjax."""
+    for path in (*(README.parent / "experiments").rglob("*.py"), *(README.parent / "examples").glob("*.py")):
+        imports = re.findall(r"^\s*from fcjax\S* import (.+)$", path.read_text(), flags=re.MULTILINE)
+        private = [name for names in imports for name in re.findall(r"\b_\w+", names)]
+        assert not private, f"{path}: {private}"
 
 
 SBATCH = """#!/bin/sh
@@ -78,7 +90,9 @@ echo "Submitted batch job $!"
 
 @pytest.mark.slow
 def test_the_slurm_script_with_an_sbatch_that_runs_jobs_here(tmp_path):
-    (script,) = [snippet for snippet in python_snippets() if "slurm.py" in snippet]
+    (script,) = [
+        snippet for snippet in python_snippets(README.parent / "docs" / "clusters.md") if "slurm.py" in snippet
+    ]
     for old, new in (
         (
             "SLURMCluster(cores=32, processes=32",

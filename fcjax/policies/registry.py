@@ -104,7 +104,7 @@ def _parameters(factory: Callable[..., Policy]) -> Mapping[str, inspect.Paramete
 
 
 def is_built_in(policy: Policy) -> bool:
-    return all(getattr(function, "__module__", "").startswith("fcjax.policies.") for function in policy)
+    return all(str(getattr(function, "__module__", "")).startswith("fcjax.policies.") for function in policy)
 
 
 def by_name(name: str, *, phi: ArrayLike = 0.05) -> Policy:
