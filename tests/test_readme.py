@@ -90,9 +90,7 @@ echo "Submitted batch job $!"
 
 @pytest.mark.slow
 def test_the_slurm_script_with_an_sbatch_that_runs_jobs_here(tmp_path):
-    (script,) = [
-        snippet for snippet in python_snippets(README.parent / "docs" / "clusters.md") if "slurm.py" in snippet
-    ]
+    (script,) = python_snippets(README.parent / "docs" / "clusters.md")
     for old, new in (
         (
             "SLURMCluster(cores=32, processes=32",
