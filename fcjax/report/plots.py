@@ -99,7 +99,7 @@ def against(results: xr.Dataset, axis: str) -> Figure:
     """Best accuracy of each run against an axis of the sweep whose values are numbers."""
     values = results[axis].values
     if not np.issubdtype(values.dtype, np.number):
-        raise ValueError(f"axis must have numbers as values, and {axis} has {values[0]!r}")
+        raise ValueError(f"axis must have numbers as values, and {axis} has {values.tolist()[0]!r}")
     panels = list(_panels(results, without=axis))
     positions = np.unique(values)
     logarithmic = positions.min() > 0 and positions.max() > 5 * positions.min()

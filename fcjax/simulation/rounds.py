@@ -8,7 +8,7 @@ policy, a run meets the same channels, computation times and mini-batches.
 import dataclasses
 import enum
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from fcjax.learning import updates
 from fcjax.learning.evaluation import Score, evaluate
 from fcjax.learning.models import Params
 from fcjax.simulation.experiment import Experiment
-from fcjax.types import Decision, Estimates, RoundContext, pytree
+from fcjax.types import Decision, Estimates, Observation, RoundContext, pytree
 from fcjax.wireless.bandwidth import round_time
 from fcjax.wireless.world import RoundKeys, misjudge, observe
 
@@ -103,6 +103,12 @@ class State:
     stop: Array
 
 
+class _Clock(NamedTuple):
+    round_s: Array  # ()
+    elapsed_s: Array  # () at the end of the round
+    stop: Array  # () Stop
+
+
 def simulate_round(key: Array, state: State, experiment: Experiment, select: Any) -> tuple[State, Record]:
     """One round of Alg. 3, steps 4 to 25; if it would end after the budget, it does not happen."""
     draw = RoundKeys(*jax.random.split(key, len(RoundKeys._fields)))
@@ -111,80 +117,89 @@ def simulate_round(key: Array, state: State, experiment: Experiment, select: Any
     seen = misjudge(draw.error, truth, experiment.observation_error)
     context = RoundContext(seen, state.estimates, cell, training, state.elapsed_s, state.round_index)
     policy_state, decision = _decide(select, draw.policy, state, context)
+    clock = _time(decision, truth, state, experiment)
+    nothing = no_record(decision.scheduled.size)
+
+    def happens(before):
+        after, reported_loss = _learn(draw.batches, before, decision, experiment)
+        after = dataclasses.replace(after, policy=policy_state, elapsed_s=clock.elapsed_s, stop=clock.stop)
+        record = _record(after, reported_loss, decision, truth, clock)
+        # A run that diverges ends with its last finite model.
+        diverged = dataclasses.replace(before, stop=jnp.full_like(clock.stop, Stop.DIVERGED)), nothing
+        finite = _all_finite((after.score.loss, reported_loss, after.estimates))
+        return jax.tree.map(functools.partial(jnp.where, finite), (after, record), diverged)
+
+    def does_not(before):
+        return dataclasses.replace(before, stop=clock.stop), nothing
+
+    return lax.cond(clock.stop == Stop.NOT_YET, happens, does_not, state)
+
+
+def _time(decision: Decision, truth: Observation, state: State, experiment: Experiment) -> _Clock:
+    """How long the round takes in truth, whatever the base station saw, and whether it can happen."""
     scheduled, share = decision.scheduled, decision.share
-    # The base station decides on what it sees; the round takes what the truth says.
-    round_s = as_float(round_time(scheduled, share, truth, cell))
+    round_s = as_float(round_time(scheduled, share, truth, experiment.cell))
     elapsed_s = state.elapsed_s + round_s
     stop = jnp.where(
         _is_possible(scheduled, share, round_s),
-        jnp.where(elapsed_s <= training.budget_s, Stop.NOT_YET, Stop.BUDGET),
+        jnp.where(elapsed_s <= experiment.training.budget_s, Stop.NOT_YET, Stop.BUDGET),
         Stop.BAD_DECISION,
     )
+    return _Clock(round_s, elapsed_s, stop)
 
-    def learn(state):
-        trained = updates.train_round(
-            keys.per_device(draw.batches, scheduled.size),
-            state.params,
-            scheduled,
-            state.estimates,
-            experiment.data,
-            training,
-            experiment.model,
-            make_optimizer=experiment.make_optimizer,
-            width=_width(experiment),
-            estimate_on=experiment.estimate_on,
-            divergence_of=experiment.divergence_of,
-            draw_batches=experiment.draw_batches,
-            optimizer_states=state.optimizers,
-        )
-        # Steps 23 to 25. Devices report the loss of the model that they began with: w~ is known one round late.
-        reported_loss = as_float(trained.loss)
-        better = reported_loss < state.tilde_reported_loss
-        keep = lambda new, old: jax.tree.map(functools.partial(jnp.where, better), new, old)  # noqa: E731
-        return State(
-            round_index=state.round_index + 1,
-            elapsed_s=elapsed_s,
-            start=state.start,
-            params=trained.params,
-            score=evaluate(
-                trained.params, experiment.model, jnp.asarray(experiment.test_x), jnp.asarray(experiment.test_y)
-            ),
-            tilde_params=keep(state.params, state.tilde_params),
-            tilde_score=keep(state.score, state.tilde_score),
-            tilde_reported_loss=keep(reported_loss, state.tilde_reported_loss),
-            estimates=jax.tree.map(as_float, trained.estimates),
-            policy=policy_state,
-            optimizers=trained.optimizer_states,
-            stop=stop,
-        ), reported_loss
 
-    nothing = no_record(scheduled.size)
+def _learn(key: Array, state: State, decision: Decision, experiment: Experiment) -> tuple[State, Array]:
+    """Trains the scheduled devices, aggregates, estimates and tests; returns also the loss that they report."""
+    trained = updates.train_round(
+        keys.per_device(key, decision.scheduled.size),
+        state.params,
+        decision.scheduled,
+        state.estimates,
+        experiment.data,
+        experiment.training,
+        experiment.model,
+        make_optimizer=experiment.make_optimizer,
+        width=_width(experiment),
+        estimate_on=experiment.estimate_on,
+        divergence_of=experiment.divergence_of,
+        draw_batches=experiment.draw_batches,
+        optimizer_states=state.optimizers,
+    )
+    # Steps 23 to 25. Devices report the loss of the model that they began with: w~ is known one round late.
+    reported_loss = as_float(trained.loss)
+    better = reported_loss < state.tilde_reported_loss
+    keep = lambda new, old: jax.tree.map(functools.partial(jnp.where, better), new, old)  # noqa: E731
+    test_x, test_y = jnp.asarray(experiment.test_x), jnp.asarray(experiment.test_y)
+    after = dataclasses.replace(
+        state,
+        round_index=state.round_index + 1,
+        params=trained.params,
+        score=evaluate(trained.params, experiment.model, test_x, test_y),
+        tilde_params=keep(state.params, state.tilde_params),
+        tilde_score=keep(state.score, state.tilde_score),
+        tilde_reported_loss=keep(reported_loss, state.tilde_reported_loss),
+        estimates=jax.tree.map(as_float, trained.estimates),
+        optimizers=trained.optimizer_states,
+    )
+    return after, reported_loss
 
-    def happens(before):
-        state, reported_loss = learn(before)
-        record = Record(
-            elapsed_s=elapsed_s,
-            round_s=round_s,
-            scheduled=scheduled,
-            share=share,
-            gain=as_float(truth.gain),
-            compute_s=as_float(truth.compute_s),
-            accuracy=state.score.accuracy,
-            loss=state.score.loss,
-            tilde_accuracy=state.tilde_score.accuracy,
-            tilde_loss=state.tilde_score.loss,
-            reported_loss=reported_loss,
-            rho=state.estimates.rho,
-            beta=state.estimates.beta,
-            delta=state.estimates.delta,
-        )
-        # A run that diverges ends with the last model that was one.
-        diverged = dataclasses.replace(before, stop=jnp.full_like(stop, Stop.DIVERGED)), nothing
-        finite = _all_finite((state.score.loss, reported_loss, state.estimates))
-        return jax.tree.map(functools.partial(jnp.where, finite), (state, record), diverged)
 
-    return lax.cond(
-        stop == Stop.NOT_YET, happens, lambda state: (dataclasses.replace(state, stop=stop), nothing), state
+def _record(state: State, reported_loss: Array, decision: Decision, truth: Observation, clock: _Clock) -> Record:
+    return Record(
+        elapsed_s=clock.elapsed_s,
+        round_s=clock.round_s,
+        scheduled=decision.scheduled,
+        share=decision.share,
+        gain=as_float(truth.gain),
+        compute_s=as_float(truth.compute_s),
+        accuracy=state.score.accuracy,
+        loss=state.score.loss,
+        tilde_accuracy=state.tilde_score.accuracy,
+        tilde_loss=state.tilde_score.loss,
+        reported_loss=reported_loss,
+        rho=as_float(state.estimates.rho),
+        beta=as_float(state.estimates.beta),
+        delta=as_float(state.estimates.delta),
     )
 
 
