@@ -24,7 +24,7 @@ def test_a_flax_module_takes_the_place_of_the_mlp():
     assert made.cell.upload_bits == 32 * (8 * 5 + 5 + 5 * 10 + 10)
     own = models.mlp((8,), 10, hidden=())
     assert presets.shi2020(CLOUDS, model=own).model is own
-    with pytest.raises(ValueError, match="model must be a flax module or a fcjax.models.Model, got str"):
+    with pytest.raises(ValueError, match=r"model must be a flax module or a fcjax.models.Model, got str"):
         presets.shi2020(CLOUDS, model="mlp")
 
 
@@ -74,7 +74,7 @@ def test_an_optimizer_of_optax_as_it_is():
 def test_reprs_are_short():
     made = presets.shi2020(CLOUDS)
     for shown, words in (
-        (made, "model: Model(730 parameters)"),
+        (made, "model: Model(1226 parameters)"),
         (made.cell, "power_w: float32 (20,), all 0.01"),
         (made.data, "LocalData(4000 samples (8,), on 20 devices)"),
         (CLOUDS, "Dataset(synthetic classification: 4000 training and 100 test samples of 8, 10 labels, from a seed)"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from jax.typing import ArrayLike
 from fcjax.learning import updates
 from fcjax.learning.evaluation import Score, evaluate
 from fcjax.learning.models import Model, Params
+from fcjax.policies.contract import check_traces
+from fcjax.runtime.plugins import of_user
 from fcjax.simulation.experiment import Experiment, as_told, check, most_rounds
 from fcjax.simulation.rounds import Record, State, Stop, as_float, no_record, simulate_round
 from fcjax.types import Policy, in_brief, pytree
@@ -70,8 +73,39 @@ def simulate(key: Array, policy: Policy, experiment: Experiment, *, max_rounds: 
         max_rounds = most_rounds(experiment)
     elif not isinstance(max_rounds, int) or max_rounds < 1:
         raise ValueError(f"max_rounds must be 1 or more, and an integer, got {max_rounds}")
-    first = begin(key, policy.init(experiment.cell), experiment)
-    return _compiled(policy.select, max_rounds, jax.default_backend())(key, first, experiment)
+    state = of_user("policy: init", lambda: policy.init(experiment.cell))
+    _check_once(policy, state, experiment)
+    first = begin(key, state, experiment)
+    run = _compiled(policy.select, max_rounds, jax.default_backend())(key, first, experiment)
+    _warn_of_faults(run)
+    return run
+
+
+_checked: set[tuple] = set()
+
+
+def _check_once(policy: Policy, state: Any, experiment: Experiment) -> None:
+    """Checks that a policy can be traced; a policy that users call again and again only once."""
+    shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves((state, experiment.cell)))
+    kind = id(policy.select), jax.tree.structure(state), shapes
+    if kind not in _checked:
+        check_traces(policy, state, experiment.cell, as_told(experiment))
+        _checked.add(kind)
+
+
+def _warn_of_faults(run: Run) -> None:
+    """Warns of a run that ended early or had no round; under a transformation of JAX there is nothing to look at."""
+    if isinstance(run.stop, jax.core.Tracer):
+        return
+    stop, num_rounds = np.asarray(run.stop), np.asarray(run.num_rounds)
+    if np.any(stop == Stop.BAD_DECISION):
+        warnings.warn(
+            f"the policy's decision after {num_rounds[stop == Stop.BAD_DECISION].min()} rounds is impossible (nobody "
+            "scheduled, or bad shares), and the run ends there: fcjax.check_policy says what is wrong",
+            stacklevel=3,
+        )
+    elif np.any((stop == Stop.BUDGET) & (num_rounds == 0)):
+        warnings.warn("no round ends within the budget", stacklevel=3)
 
 
 CHUNK = 16  # rounds between two looks at whether all are done

@@ -221,7 +221,8 @@ def test_vmap_over_leaves_of_the_experiment_and_of_policies():
         )(jnp.array([1.0, 2.0]))
 
 
-def test_a_run_costs_one_trace():
+def test_runs_trace_a_policy_twice_in_all():
+    """Once to check it, once to compile it."""
     traces = []
 
     def select(key, state, context):
@@ -232,7 +233,7 @@ def test_a_run_costs_one_trace():
     for seed, radius_m, budget_s in ((0, 600.0, 6.0), (1, 500.0, 5.9)):
         changed = tiny.experiment(radius_m=radius_m, budget_s=budget_s)
         fcjax.simulate(jax.random.key(seed), policy, changed, max_rounds=20)
-    assert len(traces) == 1
+    assert len(traces) == 2
 
 
 @pytest.mark.slow
@@ -252,7 +253,8 @@ def test_max_rounds_and_room_for_the_history():
 
 def test_no_round_ends_in_time():
     experiment = tiny.experiment(budget_s=0.25)
-    run = fcjax.simulate(jax.random.key(1), policies.everybody(), experiment, max_rounds=MAX_ROUNDS)
+    with pytest.warns(UserWarning, match="no round ends within the budget"):
+        run = fcjax.simulate(jax.random.key(1), policies.everybody(), experiment, max_rounds=MAX_ROUNDS)
     assert run.num_rounds == 0
     assert run.best_accuracy == run.start.accuracy
 
@@ -265,9 +267,21 @@ def test_an_impossible_decision_ends_the_run():
 
     for factor in (jnp.nan, 1.001, -1.0, 0.0):
         policy = fcjax.Policy(lambda cell, factor=factor: jnp.array(factor), select)
-        run = fcjax.simulate(jax.random.key(0), policy, tiny.experiment())
+        with pytest.warns(UserWarning, match="the policy's decision after 3 rounds is impossible"):
+            run = fcjax.simulate(jax.random.key(0), policy, tiny.experiment())
         assert run.stop == Stop.BAD_DECISION
         assert run.num_rounds == 3
+
+
+def test_a_bug_in_a_policy_shows_its_line():
+    def select(key, state, context):
+        return state, fcjax.allocate(context.observation.gains > 0, context.observation, context.cell)
+
+    line = select.__code__.co_firstlineno + 1
+    with pytest.raises(ValueError, match=rf"AttributeError: .* 'gains' \(.*test_simulate.py, line {line}\)"):
+        fcjax.simulate(jax.random.key(0), fcjax.Policy(lambda cell: (), select), tiny.experiment())
+    with pytest.raises(ValueError, match=r"policy must return \(state, fcjax.Decision\), got"):
+        fcjax.simulate(jax.random.key(0), fcjax.Policy(lambda cell: (), lambda *args: None), tiny.experiment())
 
 
 def steep():
