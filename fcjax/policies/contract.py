@@ -75,7 +75,11 @@ def random_context(key: Array, cell: Cell, training: Training) -> RoundContext:
     return RoundContext(observation, Estimates(rho, beta, delta), cell, training, elapsed_s, jnp.array(1))
 
 
-@jax.jit
+# What is compiled here runs once: XLA need not optimise it.
+_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+@functools.partial(jax.jit, compiler_options=_QUICKLY)
 def _random_contexts(keys: Array, cell: Cell, training: Training) -> RoundContext:
     """Rounds of one run: random observations and estimates, while time goes by."""
     contexts = jax.vmap(lambda key: random_context(key, cell, training))(keys)
@@ -84,12 +88,12 @@ def _random_contexts(keys: Array, cell: Cell, training: Training) -> RoundContex
     return dataclasses.replace(contexts, round_index=order, elapsed_s=elapsed_s)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0, compiler_options=_QUICKLY)
 def _decide_all(select: Any, keys: Array, state: Any, contexts: RoundContext) -> Decision:
     return jax.vmap(lambda key, context: select(key, state, context)[1])(keys, contexts)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0, compiler_options=_QUICKLY)
 def _decide_in_turn(select: Any, keys: Array, state: Any, contexts: RoundContext) -> tuple[Any, Decision]:
     def step(state, drawn):
         state, decision = select(drawn[0], state, drawn[1])
@@ -201,7 +205,10 @@ def _check_labels(
         other = _decide_all(policy.select, keys, relabelled_state, relabelled(contexts, in_all))
         differs = np.any(other.scheduled != decision.scheduled[:, order], axis=-1)
         if differs.mean() > _TURNED:
-            raise ValueError(f"{name} depends on how devices are numbered, in {differs.sum()} of {len(differs)} rounds")
+            raise ValueError(
+                f"{name} depends on how devices are numbered, in {differs.sum()} of {len(differs)} rounds; if it should, "
+                "as one that takes turns, use check_policy(..., ignores_labels=False)"
+            )
         return
     one = jax.tree.map(lambda x: np.broadcast_to(x[0], np.shape(x)), contexts)
     before = _decide_all(policy.select, keys, state, one)
