@@ -155,6 +155,7 @@ def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
                 preset = partial(fcjax.presets.shi2020, observation_error=args.observation_error)
                 jobs = plan(args.policy, **axes, dataset=args.dataset, preset=preset, progress=True)
                 claim()
+                prepared_s = time.monotonic() - start
                 results = run_all(
                     jobs,
                     client=client,
@@ -164,7 +165,7 @@ def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
                     about={"command": command},
                     progress=True,
                 )
-            return tell(results, args.out, start) or (0 if results.complete else 130)
+            return tell(results, args.out, start, prepared_s) or (0 if results.complete else 130)
     except (ValueError, OSError, RuntimeError) as error:
         if args.traceback:
             traceback.print_exc()
@@ -215,19 +216,20 @@ def connected(args: argparse.Namespace) -> Iterator[Any]:
         yield client
 
 
-def tell(results: Any, out: Path, start: float) -> int:
+def tell(results: Any, out: Path, start: float, prepared_s: float) -> int:
     """Writes and prints what came of a sweep, and returns the exit code."""
     try:
         summary = write(results, out)
     except OSError as error:
         raise OSError(f"the results could not be written: {error}; finished runs are kept in {out / 'runs'}") from error
-    spent = f"compiling {results.compile_s:.1f} s, running {results.run_s:.1f} s"
+    total_s = time.monotonic() - start
+    spent = {"preparing": prepared_s, "compiling": results.compile_s, "running": results.run_s}
+    spent["writing"] = total_s - sum(spent.values())
+    shown = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in spent.items())
     kept = f", of which {results.kept} had been kept," if results.kept else ""
     try:
         print(table(summary))
-        print(
-            f"\n{len(summary)} runs{kept} in {time.monotonic() - start:.1f} s ({spent}); written to {out}/", flush=True
-        )
+        print(f"\n{len(summary)} runs{kept} in {total_s:.1f} s ({shown}); written to {out}/", flush=True)
     except BrokenPipeError:
         pass  # nobody reads on
     except OSError as error:

@@ -206,8 +206,8 @@ def _check_labels(
         differs = np.any(other.scheduled != decision.scheduled[:, order], axis=-1)
         if differs.mean() > _TURNED:
             raise ValueError(
-                f"{name} depends on how devices are numbered, in {differs.sum()} of {len(differs)} rounds; if it should, "
-                "as one that takes turns, use check_policy(..., ignores_labels=False)"
+                f"{name} depends on how devices are numbered, in {differs.sum()} of {len(differs)} rounds; if that is "
+                "meant, as in a policy that takes turns, use check_policy(..., ignores_labels=False)"
             )
         return
     one = jax.tree.map(lambda x: np.broadcast_to(x[0], np.shape(x)), contexts)
