@@ -310,7 +310,7 @@ def test_a_user_without_a_home(monkeypatch, tmp_path):
     for name in ("HOME", "XDG_CACHE_HOME", "TFDS_DATA_DIR", "FCJAX_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", nobody)
-    with pytest.raises(OSError, match="cannot be found, since this user has no home: set FCJAX_CACHE_DIR"):
+    with pytest.raises(OSError, match="cannot be found: this user has no home folder; set FCJAX_CACHE_DIR"):
         files.cache_folder(None)
     monkeypatch.setenv("FCJAX_CACHE_DIR", str(tmp_path))
     assert files.cache_folder(None) == tmp_path
