@@ -336,7 +336,7 @@ def test_bad_experiments_are_named(changes, message):
     [
         (0, policies.random(1), {}, "key must be a random key, such as"),
         (jax.random.key(0), "fc", {}, "policy must be a fcjax.Policy, such as"),
-        (jax.random.key(0), policies.random(1), {"max_rounds": 2.5}, "max_rounds must be 1 or more, and an integer"),
+        (jax.random.key(0), policies.random(1), {"max_rounds": 2.5}, "max_rounds must be an integer of 1 or more"),
     ],
 )
 def test_bad_arguments_are_named(key, policy, settings, message):
