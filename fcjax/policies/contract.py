@@ -156,7 +156,7 @@ def _check_values(decision: Decision, contexts: RoundContext, name: str) -> None
             "gives a share to a device that is not scheduled": ((share != 0) & ~scheduled).any(-1),
             "schedules a device without a share": ((share == 0) & scheduled).any(-1),
             "gives shares that do not sum to 1": ~(np.abs(total - 1) <= tolerance),
-            "gives a round time that is not the one of its shares": ~(np.abs(round_s - true_s) <= 1e-4 * true_s),
+            "gives a round time that does not match its shares": ~(np.abs(round_s - true_s) <= 1e-4 * true_s),
         }
     for fault, where in faults.items():
         if where.any():
