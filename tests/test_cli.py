@@ -198,7 +198,7 @@ def test_one_command_at_a_time(script, tmp_path, capsys):
     arguments = ["--policy", "pf", "--seeds", "1", "--budget", "5", "--out", str(tmp_path)]
     with script.claimed(script.parser().parse_args(arguments)):
         assert script.sweep(arguments) == 2
-    assert f"another command is at work in {tmp_path}: wait until it has ended" in capsys.readouterr().err
+    assert f"another command is running in {tmp_path}: wait until it has ended" in capsys.readouterr().err
     assert script.sweep(arguments) == 0
 
 
