@@ -155,7 +155,7 @@ class Program:
         """Returns the slot of a run and its arguments of `begin`."""
         job = self.group.jobs[index]
         experiment = job.experiment
-        # Always on the first JAX device, so that w_0 does not depend on which one takes the run.
+        # On the first JAX device, whichever takes the run: w_0 is tested on the same hardware as later models.
         key = jax.device_put(jax.random.key(job.labels["seed"]), self._devices[0])
         slot = _Slot(jax.random.key_data(key), self.group.own(experiment), np.int32(most_rounds(experiment)))
         return slot, (key, self._policy_states[index], experiment)

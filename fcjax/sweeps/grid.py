@@ -201,7 +201,7 @@ def _policies(
                 raise ValueError(f"policy {name!r} must be a fcjax.Policy(init, select) of two functions, got {one!r}")
         return [(str(name), float("nan"), one) for name, one in policy.items()]
     if isinstance(policy, Policy) or any(isinstance(one, Policy) for one in _several("policy", policy)):
-        raise ValueError("policy must be names, or policies by name, such as {'mine': policy}")
+        raise ValueError("policy must be names, or a mapping of names to policies, such as {'mine': policy}")
     named = []
     for name in _several("policy", policy):
         factory = policies.factory_by_name(name)

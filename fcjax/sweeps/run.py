@@ -208,7 +208,7 @@ def _path(name: str, value: str | os.PathLike | None) -> Path | None:
 def _attributes(about: Mapping[str, Any] | None) -> dict[str, Any]:
     """Checks the attributes before the first run, because the file rejects bad ones only after the last."""
     if about is not None and not isinstance(about, Mapping):
-        raise ValueError(f"about must be a mapping of names to texts or numbers, got {about!r}")
+        raise ValueError(f"about must be a mapping of names to strings or numbers, got {about!r}")
     for name, value in (about or {}).items():
         if (
             not isinstance(name, str)
@@ -216,5 +216,5 @@ def _attributes(about: Mapping[str, Any] | None) -> dict[str, Any]:
             or value is True
             or value is False
         ):
-            raise ValueError(f"about must be a mapping of names to texts or numbers, got {name!r}: {value!r}")
+            raise ValueError(f"about must be a mapping of names to strings or numbers, got {name!r}: {value!r}")
     return dict(about or {})
