@@ -1,4 +1,4 @@
-"""The main job: `fcjax sweep`, from a clone."""
+"""Runs `fcjax sweep` from a clone."""
 
 import sys
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fcjax.wireless.radio import required_share
     from fcjax.wireless.sets import fastest_sets
 
-# Where each name is. Names are imported when they are first used, so that `fcjax --help` does not wait for JAX.
+# The module of each name. Names are imported on first use, so that `fcjax --help` does not wait for JAX.
 _WHERE = {
     "Cell": "types",
     "Decision": "types",

@@ -1,9 +1,7 @@
-"""Errors for bad input, raised before anything is computed: they name the argument, its value and what is allowed.
+"""Checks of arguments. Errors name the argument, its value and what is allowed.
 
-Each check returns the value it was given, as numbers that JAX computes with as they stand: integers, lists and the like
-become floats here, because JAX would wrap integers that do not fit 32 bits; so do floats of half precision, whose range
-has no room for gains and noise. Shapes are checked always; values only where they are concrete, since a traced value
-has none to look at.
+Each check returns its value as floats: JAX would wrap integers that do not fit in 32 bits, and half-precision floats
+cannot represent gains and noise. Shapes are always checked, values only if they are concrete and not traced.
 """
 
 import dataclasses
@@ -18,11 +16,11 @@ from jax import Array
 from fcjax.types import Cell, Observation
 
 Shape = tuple[int, ...]
-Real = Array | float  # a float is weakly typed: it takes the precision of the arrays that it meets
+Real = Array | float  # a float is weakly typed: it takes the precision of the arrays it is combined with
 
 
 def real(name: str, value: Any, *shapes: Shape) -> Real:
-    """Checks that a value is a real number or an array of them, of one of the given shapes if any is given."""
+    """Checks that a value is a real number or an array of them, with one of the given shapes if there are any."""
     checked: Real
     if isinstance(value, jax.Array):
         if jnp.issubdtype(value.dtype, jnp.complexfloating):
@@ -47,7 +45,7 @@ def real(name: str, value: Any, *shapes: Shape) -> Real:
 
 
 def within(name: str, value: Any, is_allowed: Callable[[np.ndarray], np.ndarray], allowed: str, *shapes: Shape) -> Real:
-    """Checks that all of a concrete value is allowed; NaN never is."""
+    """Checks that all elements of a concrete value are allowed; NaN never is."""
     checked = real(name, value, *shapes)
     if not isinstance(checked, jax.core.Tracer):
         array = np.asarray(checked, float)
@@ -61,7 +59,7 @@ def within(name: str, value: Any, is_allowed: Callable[[np.ndarray], np.ndarray]
 
 
 def whole(name: str, value: Any, low: int, high: int | None = None, *, why: str = "") -> int:
-    """Checks that a value is one whole number, of at least `low` and at most `high`, which `why` explains."""
+    """Checks that a value is a whole number from `low` to `high`; `why` explains the limit."""
     try:
         is_number = not isinstance(value, str | bytes | bool | np.bool_) and np.result_type(value).kind != "b"
         number = int(value) if is_number else None
@@ -74,7 +72,7 @@ def whole(name: str, value: Any, low: int, high: int | None = None, *, why: str 
 
 
 def scalar(name: str, value: Any, check: Callable[..., Real] = real, **limits: float) -> float:
-    """Checks that a value is one number, and gives it as a float of Python, with all digits that it has."""
+    """Checks that a value is one number and returns it as a Python float."""
     check(name, value, (), **limits)
     return float(value)
 
@@ -98,12 +96,12 @@ def not_negative_or_infinite(name: str, value: Any, *shapes: Shape) -> Real:
 
 
 def _within_reach(name: str, value: Real, low: float, high: float) -> Real:
-    """Real systems are far inside; outside, what is computed from a value may exceed the range of float32."""
+    """Checks limits that real systems are far inside of; beyond them, results may exceed the range of float32."""
     return within(name, value, lambda x: (x == 0) | ((x >= low) & (x <= high)), f"between {low:g} and {high:g}")
 
 
 def mask(name: str, value: Any, size: int) -> Array:
-    """Checks that a value is one boolean a device."""
+    """Checks that a value is one boolean per device."""
     if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)):
         array: Any = jnp.asarray(value)
     else:
@@ -112,14 +110,14 @@ def mask(name: str, value: Any, size: int) -> Array:
         except ValueError:  # a ragged list
             array = np.asarray(None)
     if array.dtype != bool:
-        raise ValueError(f"{name} must be a mask of booleans, one a device, got dtype {array.dtype}")
+        raise ValueError(f"{name} must be a mask of booleans, one per device, got dtype {array.dtype}")
     if array.shape != (size,):
         raise ValueError(f"{name} must have shape ({size},), got {array.shape}; use jax.vmap for batches")
     return jnp.asarray(array)
 
 
 def no_lists(name: str, fields: Any) -> None:
-    """Checks that no field is a list, which to JAX is not one array but many."""
+    """Checks that no field is a list, which JAX would treat as many leaves."""
     for field in dataclasses.fields(fields):
         value = getattr(fields, field.name)
         if isinstance(value, list | tuple):
@@ -127,17 +125,17 @@ def no_lists(name: str, fields: Any) -> None:
 
 
 def num_devices(cell: Cell) -> int:
-    """M, which `cell.power_w` tells."""
+    """Returns M, the length of `cell.power_w`."""
     shape = jnp.shape(real("cell.power_w", cell.power_w))
     if len(shape) != 1 or shape[0] == 0:
-        raise ValueError(f"cell.power_w must have shape (M,) with M >= 1, one power a device, got {shape}")
+        raise ValueError(f"cell.power_w must have shape (M,) with M >= 1, one power per device, got {shape}")
     return shape[0]
 
 
 def uplink(observation: Observation, cell: Cell, *, needs_upload: bool = True) -> tuple[Observation, Cell]:
-    """Checks what the rate of an upload depends on; where bandwidth is to be shared, there must be an upload."""
+    """Checks the values that the rate depends on; with `needs_upload`, there must be bits to upload."""
     per_device = (num_devices(cell),)
-    # also those that do not matter here: programs are given all of them
+    # All fields are converted, because compiled programs take the whole cell.
     fields = {
         field.name: real(f"cell.{field.name}", getattr(cell, field.name), (), per_device)
         for field in dataclasses.fields(cell)
@@ -155,7 +153,7 @@ def uplink(observation: Observation, cell: Cell, *, needs_upload: bool = True) -
 
 
 def whole_cell(cell: Cell) -> Cell:
-    """Checks all that a cell is made of."""
+    """Checks all fields of a cell."""
     return dataclasses.replace(cell, **{field.name: of_cell(field.name, cell) for field in dataclasses.fields(cell)})
 
 
@@ -166,8 +164,8 @@ def of_cell(name: str, cell: Cell) -> Real:
     return check(f"cell.{name}", getattr(cell, name), *shapes, **limits)
 
 
-# How each field is checked, and whether it may differ from device to device, and be common to them. The limits of the
-# first four are such that all products and ratios of them are within the range of float32.
+# The check of each field, whether there may be one value per device, and whether there may be a common one. The limits
+# of the first four keep all their products and ratios within the range of float32.
 _OF_CELL: dict[str, tuple[Callable[..., Real], dict[str, float], bool, bool]] = {
     "bandwidth_hz": (positive, {"low": 1e-3, "high": 1e15}, False, True),
     "noise_psd_w_hz": (positive, {"low": 1e-28, "high": 1}, False, True),

@@ -1,4 +1,4 @@
-"""The command `fcjax`: `sweep` trains under policies and compares them, `data` fetches data sets."""
+"""The command `fcjax`: `sweep` trains under scheduling policies and compares them, `data` fetches data sets."""
 
 import argparse
 import contextlib
@@ -17,12 +17,12 @@ from typing import Any
 
 from fcjax.runtime.console import as_text, check_writable, end_on_sigterm, leave, warnings_as_lines
 
-SWEEP = """Trains under scheduling policies within a budget of simulated time, and compares what accuracy they reach.
+SWEEP = """Trains under scheduling policies within a budget of simulated time, and compares their accuracy.
 
-Every option with several values is swept: all combinations are run, with all seeds, on the same random channels, data
-and mini-batches. Writes to OUT
-  runs/            each run, as it finishes: run a command that was stopped again to resume it
-  summary.csv      a row for each run
+Options can take several values: all combinations are run, with all seeds, on the same random channels, data and
+mini-batches. Writes to OUT:
+  runs/            each run as it finishes; if the command is stopped, rerun it to resume
+  summary.csv      one row per run
   histories.nc     every round of every run; xarray.open_dataset reads it
   accuracy.png     accuracy against simulated time, with 95% intervals over seeds (and .pdf)
   rounds.png       scheduled devices, round time and estimates (and .pdf)
@@ -35,14 +35,14 @@ EXAMPLES = """examples:
   {program} --phi 0.005 0.05 0.5 5 --radius 200 600 1000 --seeds 3 --out out/phi
   {program} --dataset cifar10 --policy fc fixed-5 fixed-10 --distribution l2 --out out/cifar10
   {program} --axis cell.bandwidth_hz 5e6 10e6 20e6 --policy fc rd --out out/bandwidth
-  {program} --policy fc my_file:my_policy --out out/mine     # your own, from my_file.py
+  {program} --policy fc my_file:my_policy --out out/mine     # your own policy, from my_file.py
   {program} --seeds 1000 --out out/1000 --scheduler tcp://10.0.0.5:8786    # on a Dask cluster
 """
 
 
 def main(argv: list[str] | None = None) -> int:
     commands = {"sweep": sweep, "data": fetch}
-    p = argparse.ArgumentParser(prog="fcjax", description=__doc__, epilog="fcjax sweep --help says more.")
+    p = argparse.ArgumentParser(prog="fcjax", description=__doc__, epilog="See fcjax sweep --help for its options.")
     p.add_argument("--version", action="version", version=importlib.metadata.version("fcjax"))
     p.add_argument("command", choices=commands)
     p.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -69,7 +69,7 @@ def parser(program: str = "fcjax sweep") -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     several: Any = {"nargs": "+", "metavar": "X"}
-    p.add_argument("--phi", type=float, default=[0.05], **several, help="of the policies that have it (default: 0.05)")
+    p.add_argument("--phi", type=float, default=[0.05], **several, help="phi of policies that take it (default: 0.05)")
     p.add_argument(
         "--policy",
         default=["fc"],
@@ -78,42 +78,42 @@ def parser(program: str = "fcjax sweep") -> argparse.ArgumentParser:
     )
     p.add_argument("--dataset", default="mnist", help="mnist, cifar10, fashion_mnist, ... (default: mnist)")
     p.add_argument("--distribution", default=["l1"], **several, help="iid, l1, l2, ..., dir0.1, ... (default: l1)")
-    p.add_argument("--radius", type=float, default=[600.0], **several, help="of the cell, in m (default: 600)")
-    p.add_argument("--devices", type=int, default=[20], **several, help="in the cell (default: 20)")
-    p.add_argument("--budget", type=float, **several, help="simulated s (default: 60, on CIFAR-10 200)")
+    p.add_argument("--radius", type=float, default=[600.0], **several, help="radius of the cell in m (default: 600)")
+    p.add_argument("--devices", type=int, default=[20], **several, help="number of devices (default: 20)")
+    p.add_argument("--budget", type=float, **several, help="simulated time in s (default: 60, or 200 for CIFAR-10)")
     p.add_argument(
         "--axis",
         nargs="+",
         action="append",
         default=[],
         metavar=("NAME", "VALUE"),
-        help="whatever else varies: a leaf, such as cell.bandwidth_hz 5e6 20e6, or an argument of the preset",
+        help="a further axis: a leaf, such as cell.bandwidth_hz 5e6 20e6, or an argument of the preset",
     )
     p.add_argument("--seeds", type=int, default=5, metavar="N", help="number of seeds (default: 5)")
-    p.add_argument("--seed", type=int, default=0, metavar="N", help="the first of them (default: 0)")
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="first seed (default: 0)")
     p.add_argument(
         "--observation-error",
         type=float,
         default=0.0,
         metavar="X",
-        help="relative error of what the base station sees of channels and computation times (default: 0)",
+        help="relative error of the observed channels and computation times (default: 0)",
     )
     p.add_argument(
         "--workers",
         type=int,
         metavar="N",
-        help="processes of this machine that take part (default: one for each core)",
+        help="number of local processes (default: one per core)",
     )
     p.add_argument(
         "--side-by-side",
         type=int,
         metavar="N",
-        help="runs that an accelerator does at the same time (default: 16; 1 on a CPU)",
+        help="runs at a time on each accelerator (default: 16; 1 on a CPU)",
     )
     where = p.add_mutually_exclusive_group()
-    where.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask cluster that does the runs")
-    where.add_argument("--scheduler-file", metavar="FILE", help="the file that its scheduler has written")
-    p.add_argument("--traceback", action="store_true", help="shows where an error comes from")
+    where.add_argument("--scheduler", metavar="ADDRESS", help="scheduler address of a Dask cluster to run on")
+    where.add_argument("--scheduler-file", metavar="FILE", help="file that the Dask scheduler has written")
+    p.add_argument("--traceback", action="store_true", help="show the traceback of an error")
     p.add_argument("--out", type=Path, default=Path("out/sweep"), help="folder for the results (default: %(default)s)")
     return p
 
@@ -129,12 +129,12 @@ def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
         check_writable(args.out)
         with contextlib.ExitStack() as stack:
             claim = stack.enter_context(claimed(args))
-            import fcjax  # after --help and the cheapest errors: it takes seconds
+            import fcjax  # slow to import: after --help and the cheapest checks
             from fcjax.runtime.hardware import use_one_thread
             from fcjax.sweeps.executor import workers_for
             from fcjax.sweeps.grid import most_runs, plan
 
-            use_one_thread()  # as workers do, so that the only run of a sweep has the same bits
+            use_one_thread()  # as workers do, so that a single run has the same bits
             axes = {
                 "distribution": args.distribution,
                 "radius_m": args.radius,
@@ -178,10 +178,10 @@ def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
 
 
 def further_axes(given: list[list[str]]) -> dict[str, list]:
-    """The axes that the command names, with values as numbers where they are."""
+    """Parses the axes of the command line; values become numbers if possible."""
     names = [name for name, *_ in given]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"--axis {twice.pop()} is there twice: give all its values at once")
+        raise ValueError(f"--axis {twice.pop()} is given twice: give all its values at once")
     return {name: [_number(text) for text in texts] for name, *texts in given}
 
 
@@ -194,7 +194,7 @@ def _number(text: str) -> int | float | str:
 
 @contextlib.contextmanager
 def connected(args: argparse.Namespace) -> Iterator[Any]:
-    """The client of the cluster that the command names, or None."""
+    """Yields a client of the cluster on the command line, or None."""
     if args.scheduler is None and args.scheduler_file is None:
         yield None
         return
@@ -205,11 +205,11 @@ def connected(args: argparse.Namespace) -> Iterator[Any]:
         raise ValueError(f"--scheduler-file: there is no file {args.scheduler_file}; the scheduler writes it")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Dask's on other versions: fcjax checks those that matter
+            warnings.simplefilter("ignore")  # Dask warns about version mismatches; fcjax checks those that matter
             client = Client(args.scheduler, scheduler_file=args.scheduler_file, timeout="10s", set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(
-            f"no scheduler answers at {where}: start one with dask scheduler, and give its address, such as "
+            f"no scheduler answers at {where}: start one with dask scheduler and give its address, such as "
             f"tcp://127.0.0.1:8786 ({error})"
         ) from error
     with client:
@@ -217,7 +217,7 @@ def connected(args: argparse.Namespace) -> Iterator[Any]:
 
 
 def tell(results: Any, out: Path, start: float, prepared_s: float) -> int:
-    """Writes and prints what came of a sweep, and returns the exit code."""
+    """Writes and prints the results of a sweep and returns the exit code."""
     try:
         summary = write(results, out)
     except OSError as error:
@@ -231,25 +231,25 @@ def tell(results: Any, out: Path, start: float, prepared_s: float) -> int:
         print(table(summary))
         print(f"\n{len(summary)} runs{kept} in {total_s:.1f} s ({shown}); written to {out}/", flush=True)
     except BrokenPipeError:
-        pass  # nobody reads on
+        pass  # the reader has closed the pipe
     except OSError as error:
         raise OSError(f"the results are written to {out}/, but cannot be printed: {error}") from error
     bad = summary[results.stop.values == "bad_decision"]
     if len(bad):
-        print(f"error: impossible decisions ended these runs early:\n{bad.to_string(index=False)}", file=sys.stderr)
+        print(f"error: invalid decisions ended these runs early:\n{bad.to_string(index=False)}", file=sys.stderr)
         return 2
     return 0
 
 
-# What does not change results.
+# Options that do not change results.
 _HOW = ("out", "traceback", "workers", "side_by_side", "scheduler", "scheduler_file")
 
 
 @contextlib.contextmanager
 def claimed(args: argparse.Namespace) -> Iterator[Callable[[], None]]:
-    """Keeps other commands out of OUT, and OUT for one sweep: its settings are in sweep.json, and only seeds may grow.
+    """Locks OUT against other commands, and checks that it holds no other sweep: only the number of seeds may grow.
 
-    Yields a function that writes them, for when the command has been checked.
+    Yields a function that writes the settings to sweep.json, to be called after the command has been checked.
     """
     import filelock
 
@@ -260,7 +260,7 @@ def claimed(args: argparse.Namespace) -> Iterator[Callable[[], None]]:
             stack.enter_context(filelock.FileLock(args.out / ".lock", timeout=0))
         except filelock.Timeout:
             raise ValueError(
-                f"another command is at work in {args.out}: wait until it has ended, or choose another --out"
+                f"another command is running in {args.out}: wait until it has ended, or choose another --out"
             ) from None
         if path.exists():
             try:
@@ -291,7 +291,7 @@ def claimed(args: argparse.Namespace) -> Iterator[Callable[[], None]]:
 
 
 def write(results: Any, out: Path) -> Any:
-    """Writes all files of a sweep, each of them whole, and returns the summary."""
+    """Writes all files of a sweep atomically and returns the summary."""
     import matplotlib.pyplot
 
     matplotlib.use("Agg")
@@ -309,7 +309,7 @@ def write(results: Any, out: Path) -> Any:
     for name, draw in figures.items():
         figure = draw(results)
         for kind, metadata in (("png", None), ("pdf", {"CreationDate": None})):
-            image = io.BytesIO()  # matplotlib does not survive a full disk
+            image = io.BytesIO()  # in memory, because matplotlib crashes on a full disk
             figure.savefig(image, format=kind, metadata=metadata)
             content = image.getvalue()
             write_whole(out / f"{name}.{kind}", lambda part, content=content: Path(part).write_bytes(content))
@@ -329,7 +329,7 @@ _SHOWN = {
 
 
 def table(rows: Any) -> str:
-    """Means over seeds, with a line for each combination of what varies, below a line of what does not."""
+    """Formats means over seeds: one line per combination of varying settings, below a line of constant ones."""
     from fcjax.sweeps.metrics import interval
     from fcjax.sweeps.results import SUMMARY
 
@@ -346,7 +346,7 @@ def table(rows: Any) -> str:
             mean, half = interval(scale * runs[column].to_numpy(float))
             line.append(f"{mean:.{digits}f}" + ("" if half != half else f" ± {half:.{digits}f}"))
         lines.append(line)
-    note = "Means over seeds ± half of their 95% interval (Student's t)."
+    note = "Means over seeds ± half width of the 95% interval (Student's t)."
     return as_text([", ".join(constant), lines, note])
 
 

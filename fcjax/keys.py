@@ -1,7 +1,7 @@
-"""Random keys. Every draw is a function of (seed, round, device, purpose) and of nothing else.
+"""Random keys. Every draw depends only on (seed, round, device, purpose).
 
-A caller folds the round into the key and splits it by purpose; here the device is folded in, so that device i draws the
-same numbers however many devices there are beside it.
+The caller folds the round into the key and splits it by purpose. This module folds in the device, so device i draws the
+same numbers however many other devices there are.
 """
 
 import jax
@@ -10,5 +10,5 @@ from jax import Array
 
 
 def per_device(key: Array, num_devices: int) -> Array:
-    """One key a device, (M,)."""
+    """Returns one key per device, (M,)."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_devices))

@@ -1,4 +1,4 @@
-"""Settings by name. `shi2020` is the paper's, with what its text leaves out as its figures imply it."""
+"""Named experiments. `shi2020` is the paper's; its figures imply what its text omits."""
 
 import dataclasses
 import difflib
@@ -20,8 +20,8 @@ from fcjax.simulation.experiment import Experiment
 from fcjax.types import Cell, Estimates, Training
 from fcjax.wireless import radio
 
-# Per data set: learning rate, budget in s, and the mean and standard deviation by which inputs are normalised, those of
-# PyTorch's examples. With CIFAR-10's true channel statistics instead, cells with two labels a device fall short.
+# Per data set: learning rate, budget in s, and the mean and standard deviation that normalise inputs, as in PyTorch's
+# examples. With CIFAR-10's true channel statistics, results with two labels per device fall short of the paper's.
 _OF_DATASET = {"mnist": (0.01, 60.0, 0.1307, 0.3081), "cifar10": (0.02, 200.0, 0.5, 0.5)}
 
 
@@ -43,29 +43,30 @@ def shi2020(
     make_optimizer: OptimizerFactory | optax.GradientTransformation = updates.sgd,
     **of_cell: ArrayLike,
 ) -> Experiment:
-    """Sec. IV of Shi et al.: 20 devices in a cell of 600 m, placed anew in every round, and an MLP of 64 hidden units.
+    """Makes the experiment of Shi et al., Sec. IV: 20 devices at random places in a cell of 600 m, and an MLP.
 
-    Not in the text, and recovered from its figures: the 3GPP macro path loss 128.1 + 37.6 log10(d/km) dB without
-    fading, inputs normalised as in PyTorch's examples, and local SGD with momentum 0.9, begun anew each round.
+    Some settings are not in the text and were recovered from its figures: the 3GPP macro path loss
+    128.1 + 37.6 log10(d/km) dB without fading, inputs normalised as in PyTorch's examples, and local SGD with momentum
+    0.9 that is reset each round.
 
     Args:
-      dataset: "mnist" or "cifar10", any other that `fcjax.data.load` knows, or a data set. Others than these two have
-        MNIST's settings, and their inputs are normalised by their own mean and standard deviation.
-      distribution: of the data among devices: "iid", "l1", "l2", ..., "dir0.1", ...
+      dataset: "mnist", "cifar10", any other name that `fcjax.data.load` accepts, or a data set. Data sets other than
+        these two use MNIST's settings, and their own mean and standard deviation to normalise inputs.
+      distribution: how the data are distributed among devices: "iid", "l1", "l2", ..., "dir0.1", ...
       num_devices: M.
       radius_m: R.
-      budget_s: T; by default 60 s, on CIFAR-10 200 s.
-      seed: of the partition.
-      momentum: of local SGD.
-      observation_error: alpha, the relative error with which the base station sees channels and computation times.
-      hidden: sizes of the hidden layers of the MLP.
-      model: takes its place: a flax module that maps images to logits, or a `fcjax.models.Model`.
-      learning_rate: eta; by default 0.01, on CIFAR-10 0.02.
+      budget_s: T; by default 60 s, or 200 s for CIFAR-10.
+      seed: the seed of the partition.
+      momentum: the momentum of local SGD.
+      observation_error: alpha, the relative error of the observed channels and computation times.
+      hidden: the sizes of the MLP's hidden layers.
+      model: replaces the MLP: a flax module that maps images to logits, or a `fcjax.models.Model`.
+      learning_rate: eta; by default 0.01, or 0.02 for CIFAR-10.
       local_steps: tau.
       batch_size: d.
-      make_optimizer: takes the place of local SGD: an optax optimizer, or a function that makes one of `Training`.
-      of_cell: fields of `fcjax.Cell` that differ from the paper's, such as bandwidth_hz. A number for all devices will
-        do where there is one for each. `upload_bits` follow from the model.
+      make_optimizer: replaces local SGD: an optax optimizer, or a function that makes one from `Training`.
+      of_cell: fields of `fcjax.Cell` that differ from the paper's, such as bandwidth_hz. A single `power_w` applies to
+        all devices. `upload_bits` follows from the model by default.
     """
     loaded = data.load(dataset) if isinstance(dataset, str) else dataset
     usual = loaded.name in _OF_DATASET
@@ -114,7 +115,7 @@ def shi2020(
 
 @functools.lru_cache(maxsize=8)
 def _statistics(loaded: Dataset) -> tuple[float, float]:
-    """Mean and standard deviation of all inputs, of bytes as fractions of 255."""
+    """Returns mean and standard deviation of all inputs; bytes count as fractions of 255."""
     scale = 255 if loaded.train_x.dtype == np.uint8 else 1
     mean, std = float(loaded.train_x.mean(dtype=np.float64)), float(loaded.train_x.std(dtype=np.float64))
     return mean / scale, std / scale if std > 0 else 1.0
@@ -122,19 +123,19 @@ def _statistics(loaded: Dataset) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=8)
 def _from_flax(module: nn.Module, shape: tuple[int, ...], num_labels: int, mean: float, std: float) -> models.Model:
-    """One and the same for all runs, so that they share a program."""
+    """Returns the same model for all runs, so that they share a program."""
     return models.from_flax(module, shape, num_labels, mean=mean, std=std)
 
 
 def shi2020_as_written(dataset: str | Dataset = "mnist", **settings: Any) -> Experiment:
-    """The same with plain SGD, as eq. (2) has it."""
+    """Makes `shi2020` with plain SGD, as in eq. (2)."""
     return shi2020(dataset, **{"momentum": 0.0, **settings})
 
 
 def centralised(experiment: Experiment, speed: int = 20) -> Experiment:
-    """All data on one trainer that computes `speed` times as fast as the first device and uploads nothing.
+    """Puts all data on one trainer that computes `speed` times as fast as the first device and uploads nothing.
 
-    In the time of a device's round it takes `speed` times as many steps; a round is that many steps here.
+    In the time of a device's round it takes `speed` times as many steps, which count as one round.
     """
     data_, cell, training = experiment.data, experiment.cell, experiment.training
     pooled = np.concatenate([row[:size] for row, size in zip(data_.indices, data_.sizes, strict=True)])

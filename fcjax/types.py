@@ -1,11 +1,11 @@
-"""The values that flow through a round, as frozen dataclasses that are JAX pytrees.
+"""The types of a round: frozen dataclasses that are JAX pytrees.
 
-Every field but the static ones is a leaf: `jax.vmap` sweeps it, `jax.jit` traces it, `jax.grad` differentiates by it. M
-is the number of devices; a comment gives shape, unit and the paper's symbol. All quantities are in SI units, on a
-linear scale.
+All fields except static ones are leaves: `jax.vmap` maps over them, `jax.jit` traces them, and `jax.grad`
+differentiates with respect to them. M is the number of devices. Field docs give shape, unit and the paper's symbol.
+Quantities are in SI units, on a linear scale.
 
-The constructors check nothing, because a pytree of the same class also carries gradients and `vmap` axes. The functions
-that compute with these values check them (see `fcjax.checks`).
+Constructors check nothing, because pytrees of the same class also carry gradients and `vmap` axes. The functions that
+compute with these values check them (see `fcjax.checks`).
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ T = TypeVar("T")
 @dataclass_transform(frozen_default=True, eq_default=False)
 def pytree(cls: type[T]) -> type[T]:
     """Makes a class a frozen dataclass whose fields are the leaves of a JAX pytree."""
-    # Without eq: comparing arrays field by field has no single truth value.
+    # eq=False, because comparing arrays has no single truth value.
     made = jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls))
     if "__repr__" not in vars(cls):
         made.__repr__ = in_brief  # type: ignore[method-assign]
@@ -31,7 +31,7 @@ def pytree(cls: type[T]) -> type[T]:
 
 
 def in_brief(fields: Any, **instead: str) -> str:
-    """A line for each field: of arrays the shape and the range, of other types the name."""
+    """Returns one line per field: shape and range of arrays, the type's name otherwise."""
     names = (field.name for field in dataclasses.fields(fields))
     lines = (f"  {name}: {instead.get(name) or _brief(getattr(fields, name))}" for name in names)
     return "\n".join([type(fields).__name__, *lines])
@@ -40,7 +40,7 @@ def in_brief(fields: Any, **instead: str) -> str:
 def _brief(value: Any) -> str:
     if dataclasses.is_dataclass(value):
         return f"{type(value).__name__}(...)"
-    if isinstance(value, dict | list):  # of parameters
+    if isinstance(value, dict | list):  # model parameters
         return f"{sum(np.size(leaf) for leaf in jax.tree.leaves(value))} numbers"
     if isinstance(value, float):
         return f"{value:g}"
@@ -57,13 +57,13 @@ def _brief(value: Any) -> str:
 
 
 def static(default: Any = dataclasses.MISSING) -> Any:
-    """A field that decides shapes: not a leaf, and known when the program is compiled."""
+    """Declares a static field: not a leaf, but known at compile time."""
     return dataclasses.field(default=default, metadata={"static": True})
 
 
 @pytree
 class Cell:
-    """The radio of a cell and the devices in it; the defaults beyond the first four are the paper's setting.
+    """The radio of a cell and its devices; the defaults are the paper's.
 
     Attributes:
       bandwidth_hz: () Hz, B: shared by the scheduled devices.
@@ -71,13 +71,13 @@ class Cell:
       power_w: (M,) W, P_i.
       upload_bits: () or (M,) bit, S.
       radius_m: () m, R.
-      min_distance_m: () m: closer counts as this far, since the path loss below would amplify.
-      reference_gain: () power gain at 1 km, 128.1 dB of loss.
-      path_loss_exponent: () of the distance.
-      scatter: () in [0, 1], scattered part of the power: 0 no fading, 1 Rayleigh, else Rician.
+      min_distance_m: () m, lower limit of the distance in the path loss, which would otherwise amplify.
+      reference_gain: () power gain at 1 km; by default a loss of 128.1 dB.
+      path_loss_exponent: () exponent of the distance.
+      scatter: () in [0, 1], scattered fraction of the power: 0 no fading, 1 Rayleigh, else Rician.
       shadowing_db: () dB, standard deviation of log-normal shadowing.
-      sample_floor_s: () or (M,) s per sample, a_i: the least computation time.
-      sample_rate_hz: () or (M,) samples/s, mu_i: the rate of the random time on top.
+      sample_floor_s: () or (M,) s per sample, a_i: the minimum computation time.
+      sample_rate_hz: () or (M,) samples/s, mu_i: the rate of the additional random time.
     """
 
     bandwidth_hz: ArrayLike
@@ -96,7 +96,7 @@ class Cell:
 
 @pytree
 class Observation:
-    """What a round's scheduling is based on.
+    """Channels and computation times of a round.
 
     Attributes:
       gain: (M,) power gain, h_i^2.
@@ -109,12 +109,12 @@ class Observation:
 
 @pytree
 class Decision:
-    """Who takes part in a round, with what part of the bandwidth, and how long the round takes.
+    """A scheduling decision: the devices of a round, their shares of the bandwidth, and the round time.
 
     Attributes:
       scheduled: (M,) bool, Pi.
-      share: (M,) gamma_i: 0 where not scheduled, else they sum to 1.
-      round_s: () s, t*: 0 if nobody is scheduled, inf if a scheduled device never finishes.
+      share: (M,) gamma_i: 0 for devices that are not scheduled; the others sum to 1.
+      round_s: () s, t*: 0 if no device is scheduled, inf if a scheduled device never finishes.
     """
 
     scheduled: Array
@@ -124,13 +124,13 @@ class Decision:
 
 @pytree
 class Training:
-    """How the devices train; the defaults are the paper's on MNIST, with the momentum that its figures imply.
+    """Settings of local training; the defaults are the paper's for MNIST, with the momentum that its figures imply.
 
     Attributes:
       learning_rate: () eta.
-      momentum: () reset each round.
-      budget_s: () s, T: a round that would end later does not happen.
-      num_samples: () or (M,) D_i: only their ratios count.
+      momentum: () momentum of local SGD, reset each round.
+      budget_s: () s, T: a round that would end later does not take place.
+      num_samples: () or (M,) D_i: only their ratios matter.
       local_steps: tau.
       batch_size: d.
     """
@@ -145,7 +145,7 @@ class Training:
 
 @pytree
 class Estimates:
-    """What the base station knows of the loss, (M,) each: of a device that is not scheduled, the last it heard.
+    """The base station's estimates of the loss; a device that is not scheduled keeps its last values.
 
     Attributes:
       rho: (M,) Lipschitz constants, rho_i.
@@ -160,14 +160,14 @@ class Estimates:
 
 @pytree
 class RoundContext:
-    """What a policy may know when it decides on a round.
+    """What a policy knows about a round.
 
     Attributes:
-      observation: channels and computation times as the base station sees them, with its errors.
-      estimates: what it knows of the loss.
+      observation: channels and computation times as the base station observes them, with errors.
+      estimates: estimates of the loss.
       cell: the radio and the devices.
-      training: how the devices train; `num_samples` is (M,).
-      elapsed_s: () s, since training began.
+      training: the settings of local training; `num_samples` is (M,).
+      elapsed_s: () s since training began.
       round_index: () 0 in the first round.
     """
 
@@ -180,10 +180,10 @@ class RoundContext:
 
 
 class Policy(NamedTuple):
-    """A scheduling policy: two pure functions of arrays, and a state of its own that they hand from round to round.
+    """A scheduling policy: two pure functions of arrays, and a state that is passed from round to round.
 
-    What a policy can be tuned by belongs into the state, where it is data: policies that differ in it share one
-    compiled program, and `jax.vmap` sweeps it.
+    Put the parameters of a policy into its state: policies that differ only in their state share one compiled program,
+    and `jax.vmap` maps over it.
     """
 
     init: Callable[[Cell], Any]  # cell -> state
@@ -191,7 +191,7 @@ class Policy(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What its function is called."""
+        """The name of its function."""
         return getattr(self.select, "__qualname__", repr(self.select)).replace("_select_", "").split(".")[0]
 
     def __repr__(self) -> str:

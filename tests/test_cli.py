@@ -72,7 +72,7 @@ def test_a_sweep_from_the_command_line(script, tmp_path, capsys):
         ),
         (["--axis", "cell.bandwith_hz", "5e6"], "unknown axis 'cell.bandwith_hz': use cell.bandwidth_hz"),
         (["--axis", "cell.power_w", "-1"], "cell.power_w[0] must be zero or more, and finite, got -1"),
-        (["--axis", "seeds", "3"], "seeds is not in axes: give it as an argument of its own"),
+        (["--axis", "seeds", "3"], "seeds cannot be in axes: pass it as a separate argument"),
         (["--phi", "0"], "phi must be positive and finite, got 0"),
         (["--phi", "-1", "--policy", "exact"], "phi must be positive and finite, got -1"),
         (["--phi", "many"], "invalid float value: 'many'"),
@@ -198,7 +198,7 @@ def test_one_command_at_a_time(script, tmp_path, capsys):
     arguments = ["--policy", "pf", "--seeds", "1", "--budget", "5", "--out", str(tmp_path)]
     with script.claimed(script.parser().parse_args(arguments)):
         assert script.sweep(arguments) == 2
-    assert f"another command is at work in {tmp_path}: wait until it has ended" in capsys.readouterr().err
+    assert f"another command is running in {tmp_path}: wait until it has ended" in capsys.readouterr().err
     assert script.sweep(arguments) == 0
 
 

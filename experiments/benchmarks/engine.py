@@ -1,10 +1,10 @@
-"""What a round costs, where it goes, and how near that is to what the machine can do.
+"""The cost of a round, its parts, and how close it comes to the limit of the machine.
 
-Measures in turns, on one core, (the single rounds of 2. and 3. five times as often as whole sweeps)
-  1. the speed of a large matrix product, which sets the limit: 4 x 50176 operations for a training sample (the first
-     layer needs no gradient of its input) and 2 x 50176 for a test sample, of which each round takes all 10,000;
-  2. the parts of a round of Alg. 3 under FC, in the middle of a run; bookkeeping is what is left of the whole round,
-     and so small that noise may make it negative;
+Measures in turns, on one core except for 4. (single rounds five times as often as sweeps):
+  1. the speed of a large matrix product, which sets the limit: 4 x 50176 operations per training sample (the first
+     layer needs no gradient of its input) and 2 x 50176 per test sample, with 10,000 test samples per round;
+  2. the parts of a round of Alg. 3 under FC, in the middle of a run; bookkeeping is the remainder, and so small that
+     noise may make it negative;
   3. rounds of n of 20 devices: training and testing alone, and all of Alg. 3;
   4. whole sweeps of 1, 5 and 20 seeds, on all cores.
 
@@ -32,8 +32,8 @@ from fcjax.wireless import world
 NUM_DEVICES = 20
 NUMBERS = (1, 3, 6, 12, 20)
 SEEDS = (1, 5, 20)
-WEIGHTS = 784 * 64  # of the first layer; the second has a hundredth
-ROUNDS = 16  # in a program
+WEIGHTS = 784 * 64  # in the first layer; the second has about a hundredth
+ROUNDS = 16  # per program
 CORES = hardware.num_cores()
 
 
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
         for part, seconds in split(figures).items()
     ]
     scheduled = float(np.sum(later.records.scheduled)) / ROUNDS
-    title = f"A round of FC, {scheduled:.1f} of {NUM_DEVICES} devices scheduled, on one core: ms for each round"
+    title = f"A round of FC, {scheduled:.1f} of {NUM_DEVICES} devices scheduled, on one core: ms per round"
     table = report.tell("engine_parts", title, part_rows, args.out)
 
     cases = peak | {"testing": parts["testing"]}
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
         cases[f"training and testing, n = {n}"] = later.training(n, estimate_on=None, test=True)
         cases[f"Alg. 3, n = {n}"] = later.rounds_of(n)
     figures = report.in_turns(cases, 5 * args.repetitions)
-    print(f"\npeak of matrix products on one core: {figures['peak']:.0f} GFLOP/s")
+    print(f"\npeak speed of matrix products on one core: {figures['peak']:.0f} GFLOP/s")
     round_rows = []
     for n in NUMBERS:
         limit = 1e9 * figures["peak"] / operations(n)
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> None:
         round_rows.append(row)
     report.tell("engine_rounds", "Rounds of n devices, rounds/s", round_rows, args.out)
     one, all_ = round_rows[0]["ms but for testing"], round_rows[-1]["ms but for testing"]
-    print(f"But for testing, a round of 1 device costs {one / all_:.3f} of one of {NUM_DEVICES}.")
+    print(f"Without testing, a round of 1 device costs {one / all_:.3f} of a round of {NUM_DEVICES}.")
 
     sweeps = sweep_cases(later)
     figures = report.in_turns({"peak": peak["peak"]} | sweeps, args.repetitions)
@@ -89,12 +89,12 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def operations(n: int) -> float:
-    """Of a round, for training n devices and testing."""
+    """Returns the number of operations in a round, for training n devices and testing."""
     return (n * 5 * 128 * 4 + 10_000 * 2) * WEIGHTS
 
 
 def on_one_core(step: Callable, carry: Any, shared: Any, num_rounds: int = ROUNDS) -> Callable[[], float]:
-    """Measures step(carry, index, shared) -> carry, kept: the time of a round."""
+    """Returns a function that measures the time per round of step(carry, index, shared) -> (carry, output)."""
     program = jax.jit(lambda carry, shared: lax.scan(lambda c, i: step(c, i, shared), carry, jnp.arange(num_rounds)))
     carry, shared = jax.device_put((carry, shared))
 
@@ -108,14 +108,14 @@ def on_one_core(step: Callable, carry: Any, shared: Any, num_rounds: int = ROUND
 
 
 def matrix_product(size: int = 1024) -> Callable[[], float]:
-    """GFLOP/s."""
+    """Returns a function that measures GFLOP/s."""
     ones = np.full((size, size), 1e-3, np.float32)
     measure = on_one_core(lambda b, _, a: (a @ b, None), ones, ones)
     return lambda: 2 * size**3 / measure() / 1e9
 
 
 class Later:
-    """A run under FC that has come so far that about as many devices are scheduled as in most of its rounds."""
+    """A run under FC, advanced to where the number of scheduled devices is typical."""
 
     def __init__(self, experiment: fcjax.Experiment, num_rounds: int = 48):
         self.experiment = experiment
@@ -144,7 +144,7 @@ class Later:
             return self.policy.select(self.key, policy_state, context)
 
         def test(params, _, experiment):
-            params = jax.tree.map(lambda x: 0.999 * x, params)  # or else it would be done once for all rounds
+            params = jax.tree.map(lambda x: 0.999 * x, params)  # keeps XLA from testing once for all rounds
             return params, evaluation.evaluate(params, experiment.model, experiment.test_x, experiment.test_y)
 
         def everything(state, _, experiment):
@@ -161,7 +161,7 @@ class Later:
         }
 
     def training(self, n: int | None, estimate_on: Any, test: bool = False) -> Callable[[], float]:
-        """Rounds of the devices that FC has scheduled, or of n."""
+        """Measures training of the devices that FC has scheduled, or of n devices."""
         order = np.random.default_rng(0).permuted(np.tile(np.arange(NUM_DEVICES), (ROUNDS, 1)), axis=1)
         masks = self.records.scheduled if n is None else order < n
 
@@ -188,7 +188,7 @@ class Later:
         return on_one_core(step, self.state.params, (self.experiment, masks))
 
     def rounds_of(self, n: int) -> Callable[[], float]:
-        """Rounds of Alg. 3 in which n devices are scheduled."""
+        """Measures rounds of Alg. 3 with n scheduled devices."""
         policy = fcjax.policies.fixed(n)
         state = dataclasses.replace(self.state, policy=np.asarray(policy.init(self.experiment.cell)))
         step = lambda state, _, experiment: advance(self.key, state, experiment, policy.select, 10**6, 1)  # noqa: E731
@@ -200,7 +200,7 @@ def endless(experiment: fcjax.Experiment) -> fcjax.Experiment:
 
 
 def split(figures: dict[str, float]) -> dict[str, float]:
-    """The parts of a round; bookkeeping is what is left of it."""
+    """Splits a round into its parts; bookkeeping is the remainder."""
     parts = {name: figures[name] for name in ("observation", "scheduling and allocation", "training")}
     parts["estimation"] = figures["training with estimation"] - figures["training"]
     parts["testing"] = figures["testing"]
@@ -209,7 +209,7 @@ def split(figures: dict[str, float]) -> dict[str, float]:
 
 
 def sweep_cases(later: Later) -> dict[str, Callable[[], float]]:
-    """Rounds/s of sweeps whose runs have some 25 rounds each; compiling is not counted."""
+    """Returns cases that measure rounds/s of sweeps with about 25 rounds per run, without compiling."""
     cases = {}
     for n in NUMBERS:
         policy = fcjax.policies.fixed(n)

@@ -1,9 +1,8 @@
-"""Peak memory of a process against the number of seeds and of devices.
+"""Peak memory against the number of seeds and devices.
 
-Each row is a process of its own that does one sweep (or one `jax.vmap` of `simulate`) of FC on MNIST, 5 simulated
-seconds long, and reports the most memory that it ever held, and that the largest of its workers did. All seeds share
-one copy of the images. The rows "file" are by `experiments/sweep.py`, 20 simulated seconds long: kept on disk, put
-together into a file of results, printed and drawn.
+Each row is a separate process that executes one sweep (or one `jax.vmap` of `simulate`) of FC on MNIST over 5 simulated
+seconds, and reports its peak memory and that of its largest worker. All seeds share one copy of the images. The rows
+"file" run `experiments/sweep.py` over 20 simulated seconds, with all its files, tables and plots.
 
     python experiments/benchmarks/memory.py      # about 15 minutes
 """
@@ -18,7 +17,7 @@ import time
 
 import report
 
-SWEEPS = ((1, 20), (10, 20), (100, 20), (1, 100), (1, 400))  # seeds, devices: 400 have the samples of a mini-batch each
+SWEEPS = ((1, 20), (10, 20), (100, 20), (1, 100), (1, 400))  # seeds, devices; with 400, each can fill a mini-batch
 BUDGET_S = 5.0
 BUDGET_OF_FILES_S = 20.0
 FILES = ((50, 20), (1000, 20))
@@ -87,7 +86,7 @@ def measure(how: str, seeds: int, num_devices: int) -> dict[str, float]:
         policy = fcjax.policies.fast_converge(0.05)
         run = jax.vmap(lambda key: fcjax.simulate(key, policy, experiment))
         jax.block_until_ready(run(jax.random.split(jax.random.key(0), seeds)))
-    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    unit = 1 if sys.platform == "darwin" else 1024  # unit of ru_maxrss, in bytes
     here, worker = (
         resource.getrusage(who).ru_maxrss * unit / 1e9 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )

@@ -1,15 +1,15 @@
-"""Rounds per second of fcjax beside other simulators of federated learning, on one workload.
+"""Rounds per second of fcjax and other simulators of federated learning, on one workload.
 
-The workload: MNIST, an MLP 784-64-10, n of 20 clients in a round, drawn at random, 5 steps of 128 samples drawn without
-repetition, SGD with momentum, the mean of their models, and all 10,000 test samples in every round. How each peer does
-it stands in its file in peers/. Each has a virtual environment of its own, which is made when it is not there yet, from
-the requirements in that file; a peer that cannot be installed or fails is told as such. All take turns, each alone on
-the machine, and the medians are told. Flower's Ray listens on all interfaces: it runs where loopback is the only one.
+The workload: MNIST, an MLP 784-64-10, n of 20 clients per round, drawn at random, 5 steps of 128 samples drawn without
+repetition, SGD with momentum, the mean of their models, and all 10,000 test samples in every round. The files in peers/
+describe how each peer does this. Each peer has its own virtual environment, which is created on first use from the
+requirements in its file. Peers that cannot be installed or fail are reported. All take turns, each alone on the
+machine, and medians are reported. Flower's Ray listens on all interfaces, so it runs where only loopback exists.
 
-fcjax does the same workload, and all of Alg. 3 with FC: with channels, scheduling, bandwidth and estimates on top. What
-is compared is rounds per second of the machine: fcjax does a sweep of 10 seeds, a run on each core, the others one run.
+fcjax runs the same workload, and also all of Alg. 3 with FC, which adds channels, scheduling, bandwidth and estimates.
+Speed is in rounds per second of the machine: fcjax runs a sweep of 10 seeds, one run per core; the others do one run.
 
-    python experiments/benchmarks/peers.py                         # some 25 minutes, the first time
+    python experiments/benchmarks/peers.py                         # about 25 minutes, the first time
     python experiments/benchmarks/peers.py --peers fedjax pytorch
 """
 
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="all by default")
     parser.add_argument("--environments", type=Path, default=Path("out/benchmarks/environments"))
-    parser.add_argument("--timeout", type=float, default=600, help="s for one measurement (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds per measurement (%(default)s)")
     args = parser.parse_args(argv)
     print(report.machine())
     commands, faults = {}, {}
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def environment(peer: str, folder: Path) -> Path:
-    """The Python of the peer's virtual environment, which is made if need be."""
+    """Returns the Python of the peer's virtual environment, which is created if needed."""
     text = (HERE / f"{peer}_round.py").read_text()
     block = re.search(r"^# /// script\n(.*?)^# ///$", text, flags=re.MULTILINE | re.DOTALL)
     assert block is not None
@@ -94,7 +94,7 @@ def environment(peer: str, folder: Path) -> Path:
 
 
 def write_workload(path: Path) -> Path:
-    """MNIST and who has which of it, in a file that every peer can read."""
+    """Writes MNIST and its partition to a file that every peer can read."""
     dataset = data.load("mnist")
     clients = data.partition.iid(dataset.train_y, 20, seed=0).indices
     images = {name: getattr(dataset, name).reshape(-1, 784) for name in ("train_x", "test_x")}
@@ -112,7 +112,7 @@ def run(command: list, timeout: float | None = None) -> subprocess.CompletedProc
 
 
 def reason(error: Exception) -> str:
-    """The last line of what a command had to say."""
+    """Returns the last line of a command's error output."""
     said = (getattr(error, "stderr", None) or "").strip().splitlines()
     return said[-1] if said else str(error)
 

@@ -1,10 +1,10 @@
-"""Speed and accuracy of the physics core beside its peers, as ratios measured in one run.
+"""Speed and accuracy of the physics core compared with its peers, as ratios measured in one run.
 
-Prints a table for each of: `lambertw` beside SciPy's and TFP's, `allocate` beside a loop of SciPy's brentq, and the
-growth of `fastest_sets` with the number of devices. Timings are medians over interleaved repetitions, after compiling.
+Prints three tables: `lambertw` against SciPy's and TFP's, `allocate` against a loop over SciPy's brentq, and the growth
+of `fastest_sets` with the number of devices. Timings are medians over interleaved repetitions, after compiling.
 
-    python experiments/benchmarks/physics.py                 # all of it, about a minute
-    python experiments/benchmarks/physics.py --out results   # and results/physics.csv
+    python experiments/benchmarks/physics.py                 # about a minute
+    python experiments/benchmarks/physics.py --out results   # also writes results/physics.csv
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def timed(candidates, repeats):
-    """The median time of each candidate, taken in turns."""
+    """Returns the median time of each candidate, measured in turns."""
     seconds = {name: [] for name in candidates}
     for function in candidates.values():
         jax.block_until_ready(function())
@@ -83,7 +83,7 @@ def progress(text):
 
 
 def lambertw_rows(num_points, repeats):
-    import tensorflow_probability.substrates.jax as tfp  # a second to import, which --help need not wait for
+    import tensorflow_probability.substrates.jax as tfp  # slow to import, and not needed for --help
 
     rng = np.random.default_rng(0)
     middle = rng.uniform(-np.exp(-1), 1, num_points // 2)
@@ -122,7 +122,7 @@ def lambertw_rows(num_points, repeats):
 
 
 def largest_error(function, branch, dtype):
-    """Over points by magnitude and towards the branch point, against mpmath."""
+    """Returns the largest error against mpmath, over points of all magnitudes and near the branch point."""
     rng = np.random.default_rng(1)
     near = -np.exp(-1) + 10 ** rng.uniform(-6 if dtype == np.float32 else -15, -1, 500)
     small = -(10 ** rng.uniform(-30, -0.5, 500))
@@ -134,7 +134,7 @@ def largest_error(function, branch, dtype):
 
 
 def draw_worlds(num_worlds, num_devices, dtype):
-    """The paper's cell: 20 devices in 600 m, here with powers over a decade and half of the devices scheduled."""
+    """Draws worlds of the paper's 600 m cell, with powers over a decade and half of the devices scheduled."""
     rng = np.random.default_rng(2)
     distance_km = np.maximum(0.6 * np.sqrt(rng.uniform(size=(num_worlds, num_devices))), 1e-3)
     compute_s = 0.32 + rng.exponential(0.32, (num_worlds, num_devices))
@@ -146,7 +146,7 @@ def draw_worlds(num_worlds, num_devices, dtype):
 
 
 def round_time_by_brentq(gain, compute_s, power_w):
-    """Alg. 1 as one would write it with SciPy."""
+    """Alg. 1, written with SciPy."""
     unit_s = RADIO["upload_bits"] * math.log(2) / RADIO["bandwidth_hz"]
     floor_s = RADIO["noise_psd_w_hz"] * RADIO["upload_bits"] * math.log(2) / (power_w * gain)
 

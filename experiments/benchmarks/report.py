@@ -1,4 +1,4 @@
-"""What the benchmarks share: figures that are taken in turns, and how they are told: a table, a csv file, a plot."""
+"""Shared code of the benchmarks: measures cases in turns, and writes tables, csv files and plots."""
 
 import argparse
 import importlib.metadata
@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 def parser(doc: str | None) -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--out", type=Path, default=Path("out/benchmarks"), help="folder for csv and png (%(default)s)")
-    p.add_argument("--repetitions", type=int, default=3, help="of each figure; medians are told (%(default)s)")
+    p.add_argument("--repetitions", type=int, default=3, help="repetitions; medians are reported (%(default)s)")
     return p
 
 
@@ -30,7 +30,7 @@ def machine() -> str:
 
 
 def in_turns(cases: Mapping[str, Callable[[], float]], repetitions: int) -> dict[str, float]:
-    """The median of each case's figure. All cases take a turn, then all the next: what disturbs one, disturbs all."""
+    """Returns the median figure of each case; cases take turns, so that a disturbance affects all of them."""
     figures: dict[str, list[float]] = {name: [] for name in cases}
     for repetition in range(repetitions):
         for name, measure in cases.items():

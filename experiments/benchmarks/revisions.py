@@ -1,8 +1,8 @@
-"""How long the same commands take with two revisions of fcjax, in turns, as ratios.
+"""Compares the run times of two revisions of fcjax, in turns, as ratios.
 
-Each revision is a checkout with an environment of its own in .venv. The main command runs cold, with an empty folder
-for compiled programs, then warm; a longer sweep runs warm. The data set is in the cache already. What disturbs one
-revision disturbs the other: each repetition gives a ratio of its own.
+Each revision is a checkout with its own environment in .venv. The main command runs cold, with an empty folder for
+compiled programs, then warm; a longer sweep runs warm. The data set must be in the cache. Each repetition gives a
+separate ratio, because a disturbance affects both revisions.
 
     python experiments/benchmarks/revisions.py ../old .      # about 10 minutes
 """
@@ -18,7 +18,7 @@ import report
 
 MAIN = ["--phi", "0.05"]
 LONG = ["--policy", "fc", "rd", "--seeds", "20", "--budget", "20"]  # 40 runs
-# In this order: what has run has also compiled for the next. The one without a name is not measured.
+# The order matters: a job compiles programs for the next ones. The job without a name is not measured.
 JOBS = (
     ("main command, cold", MAIN),
     ("main command, warm", MAIN),
@@ -29,8 +29,8 @@ JOBS = (
 
 def main(argv: list[str] | None = None) -> None:
     parser = report.parser(__doc__)
-    parser.add_argument("old", type=Path, help="checkout that is compared with")
-    parser.add_argument("new", type=Path, help="checkout that is compared")
+    parser.add_argument("old", type=Path, help="checkout of the reference revision")
+    parser.add_argument("new", type=Path, help="checkout of the revision to compare")
     args = parser.parse_args(argv)
     args.old, args.new = args.old.resolve(), args.new.resolve()
     print(report.machine())
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measure(checkout: Path, options: list[str], programs: Path) -> float:
-    """How long a sweep takes, as a user starts it."""
+    """Returns how long a sweep takes from the command line."""
     with tempfile.TemporaryDirectory() as out:
         command = [checkout / ".venv/bin/python", checkout / "experiments/sweep.py", *options, "--out", out]
         before = time.monotonic()

@@ -1,8 +1,8 @@
-"""How long the policies take to decide, against the number of devices, and beside Alg. 2 as the paper prints it.
+"""Decision time of policies against the number of devices, compared with Alg. 2 as published.
 
-FC and exact get, for each number of devices, the phi with which FC schedules the given number, so that what grows is
-the cell alone; the thresholds of the others are the paper's. Alg. 2 as printed solves, for every device that might be
-added, the allocation of bandwidth with SciPy's brentq and Lambert W (tests/oracles.py); it must decide the same.
+For each number of devices, FC and exact use the phi with which FC schedules the given number, so that only the cell
+grows; the other policies use the paper's thresholds. Alg. 2 as published allocates bandwidth for every candidate device
+with SciPy's brentq and Lambert W (tests/support/oracles.py); it must make the same decision.
 
     python experiments/benchmarks/scheduler.py      # about a minute
 """
@@ -25,14 +25,14 @@ sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
 import oracles
 
 POLICIES = ("fc", "exact", "as-l", "as-h", "cs-l", "cs-h")
-DECISIONS = 8  # in a program, of one and the same round
+DECISIONS = 8  # per program, all for the same round
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--devices", type=int, nargs="+", default=[20, 100, 200, 1000, 10_000])
-    parser.add_argument("--literal", type=int, nargs="+", default=[20, 100, 200], help="devices for Alg. 2 as printed")
-    parser.add_argument("--scheduled", type=int, default=6, help="by FC (%(default)s)")
+    parser.add_argument("--literal", type=int, nargs="+", default=[20, 100, 200], help="devices for published Alg. 2")
+    parser.add_argument("--scheduled", type=int, default=6, help="devices that FC schedules (%(default)s)")
     args = parser.parse_args(argv)
     print(report.machine())
     found = {m: world_with(args.scheduled, m) for m in sorted({*args.devices, *args.literal})}
@@ -65,16 +65,16 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def world_with(number: int, num_devices: int) -> tuple[fcjax.RoundContext, float]:
-    """A round in which FC schedules so many, and the phi with which it does."""
+    """Returns a round in which FC can schedule `number` devices, and the phi with which it does."""
     for seed in range(20):
         context = world(num_devices, seed)
         if (phi := phi_for(number, context)) is not None:
             return context, phi
-    raise SystemExit(f"no phi was found with which FC schedules {number} of {num_devices}: try another --scheduled")
+    raise SystemExit(f"found no phi with which FC schedules {number} of {num_devices} devices: try another --scheduled")
 
 
 def world(num_devices: int, seed: int) -> fcjax.RoundContext:
-    """A round in the paper's cell, with estimates like those in the middle of a run on MNIST."""
+    """Draws a round in the paper's cell, with estimates like those in the middle of a run on MNIST."""
     key = jax.random.key(seed)
     cell = fcjax.Cell(20e6, 10**-20.4, np.full(num_devices, 0.01), 32.0 * 50890)
     gain = fcjax.radio.path_gain(fcjax.radio.place(jax.random.fold_in(key, 0), cell), cell)
@@ -87,7 +87,7 @@ def world(num_devices: int, seed: int) -> fcjax.RoundContext:
 
 
 def phi_for(number: int, context: fcjax.RoundContext) -> float | None:
-    """A phi with which FC schedules so many: the larger phi, the more. It may pass over a number."""
+    """Returns a phi with which FC schedules `number` devices, or None: the number rises with phi, but can jump."""
     low, high = math.log(1e-4), math.log(1e5)
     for _ in range(30):
         phi = math.exp((low + high) / 2)
@@ -104,12 +104,12 @@ def count(phi: jax.Array, context: fcjax.RoundContext) -> jax.Array:
 
 
 class Decide:
-    """A policy in a round, and what it decides."""
+    """A policy's decision in a round."""
 
     def __init__(self, name: str, phi: float, context: fcjax.RoundContext):
         policy = fcjax.policies.by_name(name, phi=phi)
         state, key = policy.init(context.cell), jax.random.key(0)
-        # The same many times, as data: XLA does not know that it is.
+        # Copies as data, so that XLA cannot see that they are equal.
         contexts = jax.tree.map(lambda x: jnp.broadcast_to(x, (DECISIONS, *x.shape)) + 0, context)
         self._contexts = contexts
         each = lambda context: policy.select(key, state, context)[1].scheduled  # noqa: E731
@@ -125,7 +125,7 @@ class Decide:
 
 
 class Literal:
-    """Alg. 2 as printed."""
+    """Alg. 2 as published."""
 
     def __init__(self, phi: float, context: fcjax.RoundContext):
         arrays = jax.tree.map(lambda x: np.asarray(x, np.float64), context)

@@ -1,11 +1,11 @@
 """Checks what the results section of the paper states in words, on runs of the same settings.
 
-Each statement comes down to a figure. It holds if all of the figure's 95% interval over seeds is what the statement
-needs, does not hold if none of it is, and is undecided otherwise. Policies are compared seed by seed, because runs of
-one seed meet the same channels, data and mini-batches. Means have Student's intervals, other figures those of the
-bootstrap over seeds. What is to be the same as published may differ by the interval of two such figures; the published
-ones are of 5 trials, with a spread taken to be ours. Where a statement names several figures, the least favourable is
-told; no allowance is made for there being several.
+Each statement is judged by a figure. It holds if the whole 95% interval of the figure over seeds meets it, does not
+hold if no part does, and is undecided otherwise. Policies are compared seed by seed, because runs with the same seed
+have the same channels, data and mini-batches. Means have Student's t intervals; other figures have bootstrap intervals
+over seeds. Comparisons with published figures allow for noise in both: published figures are means of 5 trials, with an
+assumed spread equal to ours. If a statement names several figures, the least favourable is reported, without a
+correction for their number.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ def show(rows: pd.DataFrame) -> list[Block]:
 
 
 def traced(job: Job) -> bool:
-    """The runs of Fig. 3."""
+    """Selects the runs of Fig. 3."""
     setting = {"policy": "fc", "radius_m": 600.0, "phi": 0.05, "observation_error": 0.0}
     return job.labels["dataset"] == "mnist" and setting.items() <= job.labels.items()
 

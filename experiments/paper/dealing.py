@@ -1,9 +1,9 @@
-"""How label shards are dealt to devices: with different labels, as the text says, or shuffled, so that labels repeat.
+"""How label shards are dealt to devices: with distinct labels, as in the text, or shuffled, so that labels may repeat.
 
-The shuffled rule was found by looking at some cells of Table III: it was the best of six rules that were tried. This
-study puts it to the test on cells that had no part in finding it: CIFAR-10, l5 at R = 600 and 1000 m for all policies
-and at R = 200 m for rd, cs-h and as-h; l2 for all but cs-l, pf and fc at R = 200 m.
-Both rules meet the same channels, shards, initial weights and draws of mini-batches, seed by seed.
+The shuffled rule was found on some cells of Table III: it was the best of six rules. This study tests it on cells that
+were not used to find it: CIFAR-10, l5 at R = 600 and 1000 m for all policies and at R = 200 m for rd, cs-h and as-h;
+l2 for all but cs-l, pf and fc at R = 200 m. For each seed, both rules have the same channels, shards, initial weights
+and draws of mini-batches.
 
 Predictions, written before any of these cells was run with shuffled shards:
   1. On l5, policies that schedule few devices (rd, pf, cs-l, as-l) lose 1 to 3 points in the mean.
@@ -12,7 +12,7 @@ Predictions, written before any of these cells was run with shuffled shards:
 The rule is adopted if predictions 1 and 2 hold for the means over the cells, and if the mean absolute difference to the
 published cells falls by an amount whose 95% interval (bootstrap over seeds) excludes 0.
 
-The test, on seeds 0 to 4, did not confirm it, narrowly, and there is no second one.
+The test, on seeds 0 to 4, narrowly failed to confirm the rule. It is not repeated.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ from fcjax.runtime.console import leave
 from fcjax.sweeps.jobs import Job
 
 FEW = ("rd", "pf", "cs-l", "as-l")
-# Cells at R = 200 m that had no part in finding the rule; at the other radii none had.
+# Cells at R = 200 m that were not used to find the rule; at the other radii none were used.
 HELD_OUT_AT_200 = {"l2": ("rd", "cs-h", "as-l", "as-h"), "l5": ("rd", "cs-h", "as-h")}
 DISTINCT, SHUFFLED = "distinct", "shuffled"
 
@@ -44,11 +44,11 @@ def plan(loaded: Dataset, seeds: int) -> list[Job]:
 
 
 def tell(results: xr.Dataset) -> pd.DataFrame:
-    """A row for each cell, with the paired change from distinct to shuffled; then rows for means over cells."""
+    """Returns one row per cell, with the paired change from distinct to shuffled, then rows for means over cells."""
     runs = summary(results)
     runs["rule"] = np.where(runs.distribution.str.endswith("-shuffled"), SHUFFLED, DISTINCT)
     runs["distribution"] = runs.distribution.str.removesuffix("-shuffled")
-    by_seed = runs.pivot(index=list(CELL), columns=["rule", "seed"], values=PERCENT)  # a row for each cell
+    by_seed = runs.pivot(index=list(CELL), columns=["rule", "seed"], values=PERCENT)  # one row per cell
     old, new = by_seed[DISTINCT], by_seed[SHUFFLED]
     cells = beside_published(new.mean(axis=1).rename(PERCENT).reset_index())
     published = cells.published_percent.to_numpy()
@@ -91,7 +91,7 @@ def _row(old: float, new: float, change: Range, seeds: int) -> dict[str, float]:
 
 
 def show(rows: pd.DataFrame) -> list[Block]:
-    """A line for each cell, the means over cells, and what becomes of the predictions."""
+    """Shows one line per cell, the means over cells, and whether the predictions hold."""
     head = ["distribution", "R (m)", "policy", "published", "distinct: apart", "shuffled: apart", "change (95%)"]
     lines = [head]
     for _, r in rows[rows.what == "cell"].iterrows():
@@ -107,7 +107,7 @@ def show(rows: pd.DataFrame) -> list[Block]:
 
 
 def predictions(rows: pd.DataFrame) -> list[tuple[str, str, bool]]:
-    """Each prediction of this module's docstring with what was found, and whether it holds."""
+    """Returns each prediction of the module's docstring with the finding and whether it holds."""
     few = rows[rows.what.str.endswith("few devices")].set_index("distribution")
     whole = rows[rows.what.str.startswith("mean |apart|")].iloc[0]
     return [

@@ -1,7 +1,7 @@
 """Fig. 2 of the paper: accuracy and mean number of scheduled devices of FC against phi, from 0.005 to 5.
 
-Lines are what FC does when it sees channels and computation times as they are; markers, what it does when it sees them
-with errors of 10 and 20%. (How large the paper's errors are, and which values of phi it has, it does not say.)
+Lines show FC with exact observations of channels and computation times. Markers show FC with errors of 10 and 20%. The
+paper does not state the size of its errors or its values of phi.
 """
 
 import pandas as pd

@@ -1,7 +1,7 @@
 """Fig. 3 of the paper: FC round by round, for three distributions of the data.
 
-Accuracy and loss of the global model w_k and of w~, the model with the least loss that devices have reported; the
-number of scheduled devices; and the estimates of rho, beta and delta, in the mean over devices.
+Shows accuracy and loss of the global model w_k and of w~, the model with the least reported loss, the number of
+scheduled devices, and the estimates of rho, beta and delta, averaged over devices.
 """
 
 import numpy as np
@@ -36,7 +36,7 @@ def by_distribution(results: xr.Dataset) -> dict[str, xr.Dataset]:
 
 
 def tell(results: xr.Dataset) -> pd.DataFrame:
-    """A row for each round that all seeds have, with means over seeds."""
+    """Returns means over seeds, with one row per round that all seeds have."""
     frames = []
     for name, runs in by_distribution(results).items():
         num_rounds = int(runs.rounds.min())
@@ -49,7 +49,7 @@ def tell(results: xr.Dataset) -> pd.DataFrame:
 
 
 def show(rows: pd.DataFrame) -> list[Block]:
-    """Means over the first and the last third of the rounds."""
+    """Shows means over the first and the last third of the rounds."""
     lines = [["distribution", "rounds", *TRACES]]
     for name, here in rows.groupby("distribution", sort=False):
         third = len(here) // 3 or 1
@@ -69,7 +69,7 @@ def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
         for name, colour in colours(list(dict.fromkeys(rows.distribution))).items():
             here = rows[rows.distribution == name]
             for trace in panel:
-                # Of w~ beside w_k only the mean, for the eye's sake.
+                # Only the mean of w~, to keep the plot readable.
                 is_tilde = trace.startswith("tilde")
                 label = rf"{name}, $\tilde w$" if is_tilde else name
                 axes.plot(here["round"], here[trace], "--" if is_tilde else "-", color=colour, lw=1, label=label)

@@ -1,6 +1,6 @@
 """Fig. 4 of the paper: accuracy against a fixed number of scheduled devices, from 1 to 20.
 
-Beside the curves stand FC, at its mean number of devices, and centralized training, the upper bound.
+Also shows FC, at its mean number of devices, and centralized training, the upper bound.
 """
 
 import pandas as pd
@@ -24,7 +24,7 @@ def tell(results: xr.Dataset) -> pd.DataFrame:
 
 
 def fixed(points: pd.DataFrame) -> pd.DataFrame:
-    """The points with a fixed number of devices."""
+    """Returns the points with a fixed number of devices."""
     return points[points.policy.str.startswith("fixed-")]
 
 
@@ -52,7 +52,7 @@ def draw(results: xr.Dataset, points: pd.DataFrame) -> plt.Figure:
         axes.axhline(here[PERCENT][here.policy == "centralized"].item(), color=colour, ls="--", lw=1)
     axes.plot([], [], "*", color="w", mec="k", ms=11, label="FC")
     axes.plot([], [], "k--", lw=1, label="centralized")
-    # The curves, not the floor that a single device may fall to, are what one looks at.
+    # Keeps the curves readable: a single device may fall far below them.
     low = points[PERCENT][points.mean_scheduled >= 2].min() if len(points) > 3 else None
     axes.set(xlabel="scheduled devices", ylabel="best accuracy (%)", xticks=[1, 5, 10, 15, 20])
     axes.set_ylim(bottom=None if low is None else low - 2)

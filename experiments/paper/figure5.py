@@ -1,6 +1,6 @@
-"""Fig. 5 of the paper: accuracy of seven policies against simulated time; how many devices they schedule, how long.
+"""Fig. 5 of the paper: accuracy of seven policies against simulated time, scheduled devices and round times.
 
-Its two settings are a cell of 600 m with the least even data, and one of 200 m with the most even.
+Its two settings are a cell of 600 m with the least even data, and one of 200 m with the most even data.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from fcjax.report.plots import held
 from fcjax.runtime.console import leave
 from fcjax.sweeps.jobs import Job
 
-LEVEL = {"mnist": 0.8, "cifar10": 0.4}  # accuracy whose time is told; the paper's on MNIST
+LEVEL = {"mnist": 0.8, "cifar10": 0.4}  # accuracy whose time is reported; the paper's on MNIST
 SETTING = ("radius_m", "distribution")
 
 
@@ -28,20 +28,20 @@ def plan(loaded: Dataset, seeds: int) -> list[Job]:
 
 
 def curves(runs: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Times, and the accuracy of each run at them, (run, time)."""
+    """Returns times, and the accuracy of each run at these times, (run, time)."""
     times = np.linspace(0, float(runs.budget_s[0]), 1201)
     return times, np.stack([held(run, times) for _, run in runs.groupby("run")])
 
 
 def time_to(level: float, times: np.ndarray, curve: np.ndarray) -> float:
-    """When a curve first reaches a level; NaN if it never does."""
+    """Returns when a curve first reaches a level; NaN if it never does."""
     return float(times[np.argmax(curve >= level)]) if (curve >= level).any() else float("nan")
 
 
 def times_to(level: float, runs: xr.Dataset) -> tuple[float, float, float]:
-    """When the mean accuracy over seeds first reaches a level, and the 95% interval, by the bootstrap over seeds.
+    """Returns when the mean accuracy over seeds first reaches a level, with the 95% interval of a bootstrap over seeds.
 
-    It is NaN where the level is not reached, or not with all samples of seeds.
+    It is NaN if the level is not reached, and so is the interval if some resample does not reach it.
     """
     times, values = curves(runs)
     return dataclasses.astuple(resampled(lambda seeds: time_to(level, times, values[seeds].mean(0)), len(values)))

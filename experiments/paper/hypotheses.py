@@ -1,8 +1,8 @@
-"""What is left of the differences to Table III: one hypothesis at a time, each with a prediction made before its runs.
+"""Hypotheses on the remaining differences to Table III, each with a prediction made before its runs.
 
 Each changes one thing that the paper leaves open and runs the same seeds as the preset, so that changes are paired. A
-hypothesis would be adopted if it brought the published cells nearer on both data sets, beyond noise. Those on local
-training run at R = 600 m under all policies; those on one policy run that policy at all radii.
+hypothesis would be adopted if it came closer to the published cells on both data sets, beyond noise. Hypotheses on
+local training run at R = 600 m under all policies; those on one policy run that policy at all radii.
 """
 
 import argparse
@@ -34,18 +34,18 @@ PRESET = "preset"
 
 @dataclasses.dataclass(frozen=True)
 class Hypothesis:
-    """A change to the preset, and what is predicted of it."""
+    """A change to the preset, and its predicted effect."""
 
     word: str  # on the command line
     name: str
     prediction: str
     column: str  # the figure that the prediction is about
     sign: int  # of its predicted change; 0 for one within `slack`
-    of: tuple[str, ...] = POLICIES  # policies that the prediction is about
-    at: tuple[str, ...] | None = None  # distributions that it is about; None for all
+    of: tuple[str, ...] = POLICIES  # policies in the prediction
+    at: tuple[str, ...] | None = None  # distributions in the prediction; None for all
     slack: float = 0.1
     change: Callable[[Experiment], Experiment] = lambda e: e
-    policies: Mapping[str, Policy] | None = None  # policies that take the place of those of the same names
+    policies: Mapping[str, Policy] | None = None  # replace the policies of the same names
 
 
 def _computing_longer(experiment: Experiment, factor: float) -> Experiment:
@@ -57,12 +57,12 @@ def _computing_longer(experiment: Experiment, factor: float) -> Experiment:
 
 
 def with_replacement(key, size, training):
-    """Mini-batches whose samples are drawn independently."""
+    """Draws the samples of mini-batches independently."""
     return jax.random.randint(key, (training.local_steps, training.batch_size), 0, size, jnp.int32)
 
 
 def decayed_sgd(training):
-    """SGD with momentum and the weight decay that PyTorch code often has."""
+    """SGD with momentum and the weight decay that is common in PyTorch code."""
     return optax.chain(optax.add_decayed_weights(5e-4), optax.sgd(training.learning_rate, training.momentum))
 
 
@@ -72,7 +72,7 @@ def _with_glorot(model: models.Model) -> models.Model:
 
 
 def _as_glorot(leaf):
-    """PyTorch's uniform weights stretched to Glorot's limits, which Keras has; biases are 0."""
+    """Scales PyTorch's uniform weights to Glorot's limits, as in Keras; biases become 0."""
     if leaf.ndim < 2:
         return jnp.zeros_like(leaf)
     inputs, outputs = leaf.shape
@@ -82,7 +82,7 @@ def _as_glorot(leaf):
 def ordered_client_selection(threshold_s: float) -> Policy:
     """CS that adds devices in the order of their times with the whole bandwidth, until one would be late.
 
-    With n devices all have the share 1/n; the first number that makes any of them late ends it.
+    With n devices, each has the share 1/n. The policy stops at the first n that makes any device late.
     """
 
     def select(key, threshold_s, context):
@@ -108,7 +108,7 @@ def ordered_client_selection(threshold_s: float) -> Policy:
 
 
 def reallocated_client_selection(threshold_s: float) -> Policy:
-    """CS's set, chosen at equal shares, which then sends with the best shares (Alg. 1)."""
+    """CS that chooses its set with equal shares, but then allocates optimal ones (Alg. 1)."""
     usual = policies.client_selection(threshold_s)
 
     def select(key, state, context):
@@ -217,7 +217,7 @@ def plan(loaded: Dataset, seeds: int, only: Sequence[str] | None = None) -> list
 
 
 def tell(results: xr.Dataset) -> pd.DataFrame:
-    """A row for each hypothesis: the figure that was predicted, and what becomes of the differences to Table III."""
+    """Returns one row per hypothesis: the predicted figure, and the change of the differences to Table III."""
     runs = summary(results)
     dataset = runs.dataset[0]
     rows = []
@@ -246,7 +246,7 @@ def tell(results: xr.Dataset) -> pd.DataFrame:
 
 
 def _change(old: pd.DataFrame, new: pd.DataFrame, column: str) -> Range:
-    """The paired change, in the mean over cells."""
+    """Returns the paired change, averaged over cells."""
     return mean_of((new[column] - old[column]).groupby("seed").mean())
 
 
@@ -257,7 +257,7 @@ def _holds(hypothesis: Hypothesis, change: Range) -> bool:
 
 
 def _nearer(old: pd.DataFrame, new: pd.DataFrame) -> tuple[float, float, Range]:
-    """The mean absolute difference to the published cells before and after, and its change by the bootstrap."""
+    """Returns the mean absolute difference to the published cells before and after, and its bootstrapped change."""
     tables = [frame[PERCENT].unstack("seed").sort_index() for frame in (old, new)]
     printed = beside_published(tables[0].mean(axis=1).rename(PERCENT).reset_index()).published_percent.to_numpy()
 

@@ -1,9 +1,9 @@
-"""The ledger: every run of the reproduction in brief, committed beside the tables and figures made from it.
+"""The ledger: a short record of every run of the reproduction, committed with its tables and figures.
 
-OUT/runs_DATASET.nc has a row for each run, under the fingerprint of everything the run depends on (see
-`fcjax.sweeps.archive`): its settings, its summary, and the accuracy and simulated time of every round. Runs whose other
-traces a study draws have those too. A study runs only what the ledger lacks, so a clone makes every table again without
-training, and a reader can look at single runs:
+OUT/runs_DATASET.nc has one row per run, under the fingerprint of everything the run depends on (see
+`fcjax.sweeps.archive`): its settings, its summary, and the accuracy and simulated time of every round. It also has the
+other traces of runs that a study plots. A study only executes runs that the ledger lacks. A clone can therefore rebuild
+every table without training, and you can inspect single runs:
 
     runs = xarray.open_dataset("experiments/results/paper/runs_mnist.nc")
     runs.best_accuracy.where(runs.policy == "fc").groupby("radius_m").std()
@@ -28,20 +28,20 @@ COMMITTED = Path(__file__).parents[1] / "results" / "paper"
 CURVES = ("accuracy", "elapsed_s")  # (run, round)
 TRACES = ("loss", "tilde_accuracy", "tilde_loss", "scheduled", "rho", "beta", "delta")  # (run, round), over devices
 FIGURES = ("mean_scheduled", "mean_round_s", "best_accuracy", "final_accuracy", "final_tilde_accuracy")  # (run,)
-OF_SCHEDULED = ("gain", "compute_s")  # the mean of the log10 over scheduled devices and rounds, (run,)
+OF_SCHEDULED = ("gain", "compute_s")  # mean log10 over scheduled devices and rounds, (run,)
 ENDS = ("rounds", "start_accuracy", "start_loss", "stop", "diverged_round")  # (run,)
-_AT_A_TIME = 1000  # runs whose whole histories are in memory together
+_AT_A_TIME = 1000  # runs whose whole histories are in memory at a time
 
 
 def collect(jobs: Sequence[Job], out: Path, name: str, *, traced: Callable[[Job], bool], fresh: bool) -> xr.Dataset:
-    """The runs of a study in brief, in their order; those that the ledger lacks are done and added to it.
+    """Returns the records of a study's runs, in order; executes runs that the ledger lacks and adds them to it.
 
     Args:
       jobs: the runs.
       out: the folder of the ledger, and of whole runs as they finish.
-      name: of the data set.
+      name: the name of the data set.
       traced: which runs need all traces.
-      fresh: ignores the committed ledger.
+      fresh: whether to ignore the committed ledger.
     """
     path = out / f"runs_{name}.nc"
     sources = (path,) if fresh else (path, COMMITTED / path.name)
@@ -63,13 +63,13 @@ def collect(jobs: Sequence[Job], out: Path, name: str, *, traced: Callable[[Job]
     assert known is not None
     place = {word: number for number, word in enumerate(known.fingerprint.values)}
     rows = known.isel(run=[place[job.labels["fingerprint"]] for job in jobs])
-    # A run may have other names in other studies.
+    # A run may have different labels in other studies.
     labels = {label: ("run", np.array([job.labels[label] for job in jobs])) for label in jobs[0].labels}
     return rows.assign_coords(labels).assign_attrs(results.provenance(), kept=num_kept)
 
 
 def brief(runs: xr.Dataset, traced: set[str] | None = None) -> xr.Dataset:
-    """What the ledger keeps of runs; traces of those with the fingerprints `traced`, or of all."""
+    """Returns the ledger's record of runs; traces only for the fingerprints in `traced`, or for all."""
     summary_ = results.summary(runs).rename(columns={"tilde_accuracy": "final_tilde_accuracy"})
     short = runs[[*CURVES, *ENDS]].assign({name: ("run", summary_[name].to_numpy()) for name in FIGURES})
     for name in OF_SCHEDULED:
@@ -87,7 +87,7 @@ def brief(runs: xr.Dataset, traced: set[str] | None = None) -> xr.Dataset:
 
 
 def merged(ledgers: Sequence[xr.Dataset | None]) -> xr.Dataset | None:
-    """The rows of all; of rows for the same run the first that has traces, or the first."""
+    """Merges ledgers; of several rows for a run, keeps the first that has traces, or else the first."""
     parts = [part for part in ledgers if part is not None]
     if not parts:
         return None
@@ -100,7 +100,7 @@ def merged(ledgers: Sequence[xr.Dataset | None]) -> xr.Dataset | None:
 
 
 def summary(rows: xr.Dataset) -> pd.DataFrame:
-    """As `fcjax.results.summary`."""
+    """Like `fcjax.results.summary`."""
     last = (rows.rounds - 1).clip(min=0)
     columns = {
         "elapsed_s": xr.where(rows.rounds > 0, rows.elapsed_s.isel(round=last), 0.0),
@@ -115,7 +115,7 @@ def load(path: Path) -> xr.Dataset:
 
 
 def save(rows: xr.Dataset, path: Path) -> None:
-    """Writes the ledger, whole or not at all, in an order that does not depend on when runs were done."""
+    """Writes the ledger atomically, in an order that does not depend on when runs were executed."""
     rows = rows.sortby(["preset", "policy", "distribution", "radius_m", "phi", "observation_error", "seed"])
     packed = {name: {"zlib": True, "complevel": 6, "shuffle": True} for name in (*CURVES, *TRACES)}
     files.write_whole(path, lambda part: rows.to_netcdf(part, engine="netcdf4", encoding=packed))

@@ -1,11 +1,11 @@
-"""How far two tables of accuracies would be apart by chance alone.
+"""How far apart two tables of accuracies would be by chance alone.
 
-Ours has the mean of n seeds in each cell, the published one the mean of 5 trials, rounded to 0.1. The spread of the
-published trials is not known; it is taken to be ours. If both were drawn from the same distribution, a cell's
-difference would have the standard error s sqrt(1/n + 1/5), with rounding added. Each cell is tested by Student's t. The
-test of a whole table asks how often two tables that are resampled from our own seeds are further apart than the two.
-Seeds are drawn for all cells together, because policies of one seed meet the same data and channels, so that their
-errors are correlated. If every published cell had trials of its own, chance would vary less, and p would be smaller.
+Each cell of ours is the mean of n seeds; each published cell is the mean of 5 trials, rounded to 0.1. The spread of the
+published trials is unknown and assumed equal to ours. If both came from the same distribution, the difference of a cell
+would have the standard error s sqrt(1/n + 1/5), plus rounding. Each cell is tested with Student's t. For a whole table,
+the test counts how often two tables resampled from our seeds are further apart than ours and the published one. Seeds
+are drawn jointly for all cells, because policies with the same seed have the same data and channels, which correlates
+their errors. If every published cell had separate trials, chance would vary less, and p would be smaller.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ RESAMPLES = 5000
 
 @dataclasses.dataclass(frozen=True)
 class Cells:
-    """What chance gives in each cell, (cells,) each."""
+    """Each cell compared with chance, (cells,) each."""
 
-    difference: np.ndarray  # ours less published
+    difference: np.ndarray  # ours minus published
     error: np.ndarray  # standard error of the difference, by chance
-    expected: np.ndarray  # of the absolute difference, by chance
+    expected: np.ndarray  # expected absolute difference, by chance
     p: np.ndarray  # of a difference as large as this, two-sided
-    p_corrected: np.ndarray  # for there being so many cells (Holm)
+    p_corrected: np.ndarray  # for the number of cells (Holm)
 
     @property
     def standardised(self) -> np.ndarray:
@@ -35,18 +35,18 @@ class Cells:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table, or a part of it, beside chance."""
+    """A table, or part of it, compared with chance."""
 
     cells: int
     found: float  # mean absolute difference
     floor: float  # its expectation by chance
-    p: float  # how often chance gives as much
+    p: float  # how often chance gives at least as much
     bias: float  # mean difference, with its sign
-    bias_p: float  # how often chance gives as much, in either direction
+    bias_p: float  # how often chance gives at least as much, in either direction
 
 
 def by_cell(values: np.ndarray, published: np.ndarray) -> Cells:
-    """values: (cells, seeds), published: (cells,); NaN throughout for one seed, of which nothing is known."""
+    """Tests each cell; values: (cells, seeds), published: (cells,). Statistics are NaN for a single seed."""
     seeds = values.shape[1]
     difference = values.mean(1) - published
     if seeds < 2:
@@ -58,25 +58,25 @@ def by_cell(values: np.ndarray, published: np.ndarray) -> Cells:
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """P-values corrected for their number (Holm 1979): the smallest times m, the next times m - 1, and so on."""
+    """Corrects p-values for their number (Holm 1979): the smallest times m, the next times m - 1, and so on."""
     order = np.argsort(p)
     corrected = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
     return np.minimum(corrected, 1)[np.argsort(order)]
 
 
 def whole(values: np.ndarray, published: np.ndarray) -> Table:
-    """values: (cells, seeds), published: (cells,)."""
+    """Tests a whole table; values: (cells, seeds), published: (cells,)."""
     difference = values.mean(1) - published
     found, bias = float(np.abs(difference).mean()), float(difference.mean())
     seeds = values.shape[1]
     if seeds < 2:
         return Table(len(published), found, np.nan, np.nan, bias, np.nan)
     rng = np.random.default_rng(0)
-    # Residuals are shorter than errors, because the mean follows them.
+    # Residuals are smaller than errors, because the mean is fitted to them.
     residual = (values - values.mean(1, keepdims=True)) * np.sqrt(seeds / (seeds - 1))
 
     def means(count: int) -> np.ndarray:
-        """Of so many seeds drawn with replacement, the same for all cells, (cells, resamples)."""
+        """Returns means of `count` seeds drawn with replacement, the same for all cells, (cells, resamples)."""
         times = rng.multinomial(count, np.full(seeds, 1 / seeds), RESAMPLES)
         return residual @ times.T / count
 
@@ -94,5 +94,5 @@ def whole(values: np.ndarray, published: np.ndarray) -> Table:
 
 
 def _frequency(exceeds: np.ndarray) -> float:
-    """Counting the table found itself, so that it is never 0."""
+    """Returns the frequency; counts the observed table too, so that it is never 0."""
     return float((1 + exceeds.sum()) / (1 + exceeds.size))

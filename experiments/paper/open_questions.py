@@ -1,10 +1,9 @@
-"""What the paper's text and its figures leave open of FC: which estimates, and which w~.
+"""What the paper leaves open about FC: how estimates are taken, and how w~ is chosen.
 
 The paper states 6.26 scheduled devices in rounds of 0.62 s for MNIST with l = 1, and that w~ is mostly more accurate
-than w_k. As Alg. 3 is printed, FC schedules fewer, and w~ is better in half of the rounds at most. Here FC runs with
-the estimates of Alg. 3 taken in other ways. And w~ is chosen by other losses: what the scheduled devices report, as
-printed; the loss on the test set, whose data are of all labels; and the same one round earlier, without waiting for
-the devices' reports.
+than w_k. With Alg. 3 as published, FC schedules fewer devices, and w~ is better in at most half of the rounds. This
+study runs FC with estimates taken in other ways. It also chooses w~ by three losses: the one that the scheduled devices
+report, as published; the one on the test set, which has all labels; and the latter without the delay of one round.
 """
 
 import dataclasses
@@ -43,19 +42,19 @@ def _starting_at(experiment: Experiment, *values: float) -> Experiment:
 
 
 def corrected() -> Policy:
-    """FC, with delta as it would be beside the mean of all M devices instead of the n that were scheduled.
+    """FC with delta corrected to distances from the mean of all M devices instead of the n scheduled ones.
 
-    The mean of n gradients follows each of the n: squared distances from it are 1 - 1/n of the gradients' variance, and
-    1 - 1/M from the mean of all. Each device's delta is as old as its last schedule, hence n is remembered for each.
+    The mean of n gradients depends on each of them: squared distances from it are 1 - 1/n of the gradients' variance,
+    but 1 - 1/M from the mean of all. A device's delta dates from its last schedule, so the state holds n for each.
     """
     fc = policies.fast_converge(0.05)
 
     def init(cell):
-        return fc.init(cell), jnp.full(len(cell.power_w), float(len(cell.power_w)))  # what they start with is as it is
+        return fc.init(cell), jnp.full(len(cell.power_w), float(len(cell.power_w)))  # initial values are not corrected
 
     def select(key, state, context):
         phi, n = state
-        # Of a single device delta is 0, and stays so.
+        # For a single device, delta is 0 and stays 0.
         factor = jnp.where(n > 1, jnp.sqrt((1 - 1 / n.size) / (1 - 1 / jnp.maximum(n, 2))), 1)
         estimates = dataclasses.replace(context.estimates, delta=context.estimates.delta * factor)
         phi, decision = fc.select(key, phi, dataclasses.replace(context, estimates=estimates))
@@ -64,7 +63,7 @@ def corrected() -> Policy:
     return Policy(init, select)
 
 
-# What each changes in the experiment.
+# The change that each makes to the experiment.
 WAYS = {
     "as the preset": lambda e: e,
     "estimates on all local data": lambda e: dataclasses.replace(e, estimate_on="local"),
@@ -75,7 +74,7 @@ WAYS = {
     "the same, starting at 10": lambda e: _starting_at(e, 1.5, 12.0, 10.0),
     "plain SGD": lambda e: dataclasses.replace(e, training=dataclasses.replace(e.training, momentum=0.0)),
 }
-WITH_ALL = ("delta beside the mean of all", "the same, starting at 10")  # these are with `corrected`
+WITH_ALL = ("delta beside the mean of all", "the same, starting at 10")  # these use `corrected`
 CHOICES = ("reported", "test set", "test set, at once")
 
 
@@ -85,7 +84,7 @@ def plan(loaded: Dataset, seeds: int) -> list[Job]:
 
 
 def tilde_accuracy(results: xr.Dataset, choice: str) -> np.ndarray:
-    """The accuracy of w~ after every round of every run, (run, round), for a way of choosing it."""
+    """Returns the accuracy of w~ after every round of every run, (run, round), for a way of choosing it."""
     if choice == "reported":
         return results.tilde_accuracy.values
     loss = np.concatenate([results.start_loss.values[:, None], results.loss.values], axis=1)

@@ -1,6 +1,6 @@
-"""What the settings that the paper does not print are worth: Table III at R = 600 and 1000 m with other ones.
+"""The effect of settings that the paper does not state: Table III at R = 600 and 1000 m with other values.
 
-Each line changes one setting of the preset, and tells how far the table is then from the published one.
+Each line changes one setting of the preset and shows how far the table is then from the published one.
 """
 
 import dataclasses
@@ -46,14 +46,14 @@ def _momentum(experiment: Experiment, momentum: float) -> Experiment:
 
 
 def _labels(experiment: Experiment, step: Callable[[int, int], int]) -> Experiment:
-    """The same samples dealt anew: device i has label i, counted modulo their number, and others in steps from it."""
+    """Deals the same samples again: device i gets label i, modulo the number of labels, and others in steps from it."""
     data = experiment.data
     held = np.concatenate([row[:size] for row, size in zip(data.indices, data.sizes, strict=True)])
     labels = np.asarray(data.y)[held]
     num_labels = int(labels.max()) + 1
     per_device = np.unique(labels[: data.sizes[0]]).size
     if per_device in (1, num_labels):
-        return experiment  # there is but one way
+        return experiment  # there is only one way
     shard_size = data.sizes[0] // per_device
     pools = [list(held[labels == label].reshape(-1, shard_size)) for label in range(num_labels)]
     strides = step(num_labels, per_device) * np.arange(per_device)
@@ -79,13 +79,13 @@ RADII_M = (600.0, 1000.0)
 
 
 def plan(loaded: Dataset, seeds: int) -> list[Job]:
-    # On CIFAR-10 the preset's own way is not another one.
+    # On CIFAR-10 this is what the preset does.
     ways = {way: change for way, change in WAYS.items() if (loaded.name, way) != ("cifar10", "pixels from -1 to 1")}
     return variants(loaded, ways, POLICIES, seeds, radius_m=RADII_M)
 
 
 def tell(results: xr.Dataset) -> pd.DataFrame:
-    """A row for each way: differences in points, in all and by distribution, and round times."""
+    """Returns one row per way: differences in points, overall and by distribution, and round times."""
     rows = []
     by_way = summary(results).groupby("preset", sort=False)
     for way, runs in by_way:

@@ -1,11 +1,11 @@
-"""What the scripts that reproduce the paper share: the paper's settings, and the way from runs to files.
+"""Shared code of the scripts that reproduce the paper: its settings, and the way from runs to files.
 
-A study plans runs, reports what they say beside what the paper says, and draws it. `main` takes runs from the ledger
-(see `ledger.py`) and does those that it lacks. Each run is kept in OUT/runs as it finishes: rerun a script that was
-stopped to resume it. Studies share the folder, so that what one has run is there for the next. Each writes to OUT
+A study plans runs, compares them with the paper, and plots them. `main` takes runs from the ledger (see `ledger.py`)
+and executes those that it lacks. Each run is saved in OUT/runs as it finishes: rerun a stopped script to resume.
+Studies share the folder, so each can use the runs of the others. Each writes to OUT:
   runs_DATASET.nc      the ledger
   NAME_DATASET.csv     the figures, with 95% intervals over seeds
-  NAME_DATASET.png     the picture
+  NAME_DATASET.png     the plot
   NAME_DATASET.json    command, seeds, versions, revision and date
 """
 
@@ -40,7 +40,7 @@ from fcjax.sweeps.metrics import interval
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-# The paper's, of either data set, from the least even distribution to the most.
+# The paper's distributions, from the least even to the most even.
 DISTRIBUTIONS = {"mnist": ("l1", "l2", "iid"), "cifar10": ("l2", "l5", "iid")}
 RADII_M = (200.0, 600.0, 1000.0)
 POLICIES = ("fc", "rd", "pf", "cs-l", "cs-h", "as-l", "as-h")
@@ -49,12 +49,12 @@ PERCENT = "best_accuracy_percent"
 
 @cache
 def published() -> dict[str, Any]:
-    """What the paper prints: `table3`, and `text`, what its results section says in words."""
+    """Returns the published figures: `table3`, and `text`, those in the text of the results section."""
     return json.loads((Path(__file__).parent / "published.json").read_text())
 
 
 def stated(where: str, policy: str = "fc") -> dict[str, Any]:
-    """What the text says of a figure and a policy."""
+    """Returns the published text's figures for a place and a policy."""
     entries = (entry for entry in published()["text"] if entry["where"] == where)
     return next(entry for entry in entries if entry.get("policy", policy) == policy)
 
@@ -64,11 +64,11 @@ class Study:
     """A table or a figure."""
 
     name: str
-    about: str | None  # what --help says
-    plan: Callable[..., list[Job]]  # data set, number of seeds, and what the options say: the runs
-    tell: Callable[[xr.Dataset], pd.DataFrame]  # results: a data frame, a row for each point or cell
-    show: Callable[[pd.DataFrame], list[Block]]  # that data frame: what is printed
-    draw: Callable[[xr.Dataset, pd.DataFrame], plt.Figure] | None  # results and data frame: a figure, if there is one
+    about: str | None  # the description in --help
+    plan: Callable[..., list[Job]]  # data set, number of seeds, options -> runs
+    tell: Callable[[xr.Dataset], pd.DataFrame]  # results -> data frame with one row per point or cell
+    show: Callable[[pd.DataFrame], list[Block]]  # that data frame -> printed output
+    draw: Callable[[xr.Dataset, pd.DataFrame], plt.Figure] | None  # results, data frame -> figure, if there is one
     options: Callable[[argparse.ArgumentParser], None] = lambda p: None
     traced: Callable[[Job], bool] = lambda job: False  # which runs need all traces of the ledger
 
@@ -82,7 +82,7 @@ def grid(
     as_written: bool = False,
     **settings: Any,
 ) -> list[Job]:
-    """Runs under policies in the paper's setting, for all its distributions; settings as `fcjax.sweep` takes them."""
+    """Plans runs in the paper's setting, for all its distributions; `settings` are arguments of `fcjax.sweep`."""
     preset = presets.shi2020_as_written if as_written else presets.shi2020
     jobs = plan(
         policy,
@@ -109,7 +109,7 @@ def variants(
     seeds: int,
     **settings: Any,
 ) -> list[Job]:
-    """Runs in the paper's setting, changed in one way after another; the label `preset` has the name of the way."""
+    """Plans runs in the paper's setting with one change at a time; the label `preset` is the name of the change."""
     jobs = []
     for name, change in ways.items():
 
@@ -122,12 +122,12 @@ def variants(
 
 
 def distributions(dataset: str) -> tuple[str, ...]:
-    """The paper's for a data set, from the least even to the most."""
+    """Returns the paper's distributions for a data set, from the least even to the most even."""
     return DISTRIBUTIONS[dataset]
 
 
 def summary(results: xr.Dataset) -> pd.DataFrame:
-    """A row for each run, with accuracies also in percent."""
+    """Returns one row per run, with accuracies also in percent."""
     rows = ledger.summary(results)
     for name in ("observation_error", "preset"):
         rows[name] = results[name].values
@@ -135,7 +135,7 @@ def summary(results: xr.Dataset) -> pd.DataFrame:
 
 
 def means(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
-    """Means over seeds, each followed by the half width of its 95% interval, for every combination of `by`."""
+    """Returns means over seeds and half widths of their 95% intervals, for every combination of `by`."""
     cells = []
     for setting, runs in rows.groupby(list(by), sort=False, dropna=False):
         cell = dict(zip(by, setting, strict=True)) | {"seeds": len(runs)}
@@ -159,13 +159,13 @@ def as_markdown(blocks: Sequence[Block]) -> str:
 
 
 def told(cell: Any, column: str, digits: int = 1) -> str:
-    """A mean with the half width of its interval, if there is one."""
+    """Formats a mean with the half width of its interval, if there is one."""
     half = cell[f"{column}_half"]
     return f"{cell[column]:.{digits}f}" + (f" ± {half:.{digits}f}" if half == half else "")
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """Colours that also differ for colour-blind eyes."""
+    """Assigns colours that colour-blind people can distinguish."""
     return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
 
 
@@ -176,11 +176,11 @@ def parser(study: Study) -> argparse.ArgumentParser:
   python experiments/paper/{study.name}.py
   python experiments/paper/{study.name}.py --dataset {" ".join(DISTRIBUTIONS)} --seeds 2 --out out/quick
 
-Runs that the committed ledger has are not done again; --fresh does them all. Each is kept as it finishes: rerun a
-command that was stopped to resume it.""",
+Runs in the committed ledger are not repeated, unless you use --fresh. Each run is saved as it finishes: rerun a stopped
+command to resume.""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("--seeds", type=int, default=5, metavar="N", help="runs for each point (default: 5, the paper's)")
+    p.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds for each point (default: 5, the paper's)")
     p.add_argument(
         "--dataset",
         nargs="+",
@@ -200,7 +200,7 @@ command that was stopped to resume it.""",
 
 
 def main(study: Study, argv: Sequence[str] | None = None) -> int:
-    """Does a study as the command line asks for it, and returns the exit code."""
+    """Runs a study from the command line and returns the exit code."""
     args = parser(study).parse_args(argv)
     end_on_sigterm()
     options = {k: v for k, v in vars(args).items() if k not in ("seeds", "dataset", "out", "fresh")}
@@ -224,20 +224,20 @@ def main(study: Study, argv: Sequence[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 2
         except KeyboardInterrupt:
-            print(f"interrupted; finished runs are in {args.out}/runs, and the same command goes on", file=sys.stderr)
+            print(f"interrupted; finished runs are kept in {args.out}/runs: rerun to resume", file=sys.stderr)
             return 130
     return 0
 
 
 def collect(study: Study, dataset: str, seeds: int, out: Path, *, fresh: bool = False, **options: Any) -> xr.Dataset:
-    """All runs of a study in brief; those that the ledger lacks are done."""
+    """Returns the records of a study's runs; executes those that the ledger lacks."""
     use_one_thread()
     jobs = study.plan(fcjax.data.load(dataset), seeds, **options)
     return ledger.collect(jobs, out, dataset, traced=study.traced, fresh=fresh)
 
 
 def write(study: Study, results: xr.Dataset, out: Path, dataset: str, command: str) -> pd.DataFrame:
-    """Writes the files of a study, each of them whole, and returns the rows."""
+    """Writes the files of a study atomically and returns the rows."""
     rows = study.tell(results)
     stem = f"{study.name}_{dataset}"
     text = rows.to_csv(index=False, float_format="%.6g", lineterminator="\n")
@@ -253,7 +253,7 @@ def write(study: Study, results: xr.Dataset, out: Path, dataset: str, command: s
 
 
 def provenance(results: xr.Dataset, command: str) -> dict[str, Any]:
-    """The command, seeds, versions and date that made a result."""
+    """Returns the command, seeds, versions and date of a result."""
     return {
         "command": command,
         "seeds": sorted({int(seed) for seed in results.seed.values}),

@@ -1,7 +1,7 @@
-"""Writes the results page: what the studies have found, as Markdown beside their files.
+"""Writes the results page: the findings of the studies as Markdown, next to their files.
 
-The words are those of results_page.md; all tables are made of the csv and json files that the studies wrote to the
-folder. Run the studies first.
+The text comes from results_page.md; all tables come from the csv and json files that the studies wrote to the folder.
+Run the studies first.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from verdicts import FAILS, HOLDS, UNDECIDED
 from fcjax.runtime.files import write_whole
 
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
-# With their headings; the tables of the figures are long, and folded away.
+# Studies and their headings. The tables of the figures are long, hence folded.
 STUDIES = (
     (table3.STUDY, "## Table III, {}"),
     (figure2.STUDY, "## Fig. 2, {}: accuracy and scheduled devices against phi, without and with errors"),
@@ -43,7 +43,7 @@ STUDIES = (
 FOLDED = ("figure2", "figure3", "figure4", "figure5")
 
 
-# Why a statement of the paper does not hold, or cannot be decided, as far as it was found out: by how it begins.
+# Known reasons why a statement of the paper does not hold or is undecided, by the beginning of the statement.
 REASONS = {
     "w~ is mostly": "the least loss is that of the scheduled devices, and w~ is a round behind (see below)",
     "fc: mean_scheduled": "Alg. 3 measures delta from the scheduled devices' mean, which is too short (see below)",
@@ -56,7 +56,7 @@ def _reason(statement: str) -> str:
 
 
 def overview(folder: Path) -> str:
-    """What holds, what does not, and what could not be decided, on a page."""
+    """Summarises what holds, what does not, and what is undecided."""
     distance = [["data set", "seeds", "cells", "mean abs. difference", "by chance", "p", "significantly off"]]
     counts = [["data set", "seeds", "statements", "hold", "do not hold", "undecided"]]
     lists = []
@@ -86,7 +86,7 @@ def overview(folder: Path) -> str:
 
 
 def page(folder: Path) -> str:
-    """The page of all that the folder holds."""
+    """Returns the page for all results in a folder."""
     text = (Path(__file__).parent / "results_page.md").read_text().replace("{{overview}}", overview(folder))
     commands = [["file", "command", "seeds", "runs", "versions", "revision", "date"]]
     for study, heading in STUDIES:
@@ -109,7 +109,7 @@ def page(folder: Path) -> str:
 
 
 def command(path: Path) -> list[str]:
-    """What made the files of a study."""
+    """Returns the provenance of a study's files."""
     about = json.loads(path.read_text())
     seeds = f"{about['seeds'][0]} to {about['seeds'][-1]}"
     versions = f"Python {about['versions']['python']}, jax {about['versions']['jax']}"
@@ -131,10 +131,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     default = Path(__file__).parents[1] / "results" / "paper"
-    p.add_argument("--folder", type=Path, default=default, help="of the studies' files (default: the committed ones)")
+    p.add_argument("--folder", type=Path, default=default, help="folder of the results (default: the committed ones)")
     folder = p.parse_args(argv).folder
     if not list(folder.glob("*_*.csv")):
-        print(f"error: {folder} holds no results of a study; run one first, such as table3.py", file=sys.stderr)
+        print(f"error: {folder} holds no results of a study; run a study first, such as table3.py", file=sys.stderr)
         return 2
     try:
         text = page(folder)

@@ -1,6 +1,6 @@
-"""What the results section of the paper states in words, each with the figure that it is judged by.
+"""The statements in the paper's results section, each with the figure that it is judged by.
 
-"Mostly", "close" and the like are given numbers here; they stand beside the verdict, under "needs".
+"Mostly", "close" and the like are given numbers here, which the column "needs" shows.
 """
 
 from collections.abc import Iterable
@@ -26,9 +26,9 @@ from verdicts import (
     weakest,
 )
 
-Statement = tuple[str, str, Figure]  # where it stands, what it says, what it is judged by
+Statement = tuple[str, str, Figure]  # place in the paper, statement, figure that it is judged by
 
-RANDOM_NUMBERS = range(1, 7)  # of devices that RD is tried with
+RANDOM_NUMBERS = range(1, 7)  # numbers of devices for RD
 accuracy_as_published = partial(as_published, "best accuracy (%)", resolution=1.5, rounding=0.05)
 
 
@@ -42,7 +42,7 @@ class Evidence:
         self.rows = summary(results)
 
     def where(self, policy: str, distribution: str, *, radius_m=600.0, phi=0.05, alpha=0.0) -> np.ndarray:
-        """Which runs are of a setting; phi is of no concern to policies without it."""
+        """Returns the mask of a setting's runs; phi is ignored for policies without it."""
         rows = self.rows
         same = (rows.policy == policy) & (rows.distribution == distribution) & (rows.radius_m == radius_m)
         return (same & ((rows.phi == phi) | rows.phi.isna()) & (rows.observation_error == alpha)).to_numpy()
@@ -55,7 +55,7 @@ class Evidence:
 
 
 def difference(a: pd.DataFrame, b: pd.DataFrame, column: str = PERCENT) -> Range:
-    """A - b, seed by seed: runs of one seed meet the same channels, and what these add to both is not in it."""
+    """Returns a - b, seed by seed: runs with the same seed have the same channels, whose effect cancels."""
     return mean_of((a[column] - b[column]).dropna())
 
 
@@ -127,10 +127,10 @@ def of_figure2(e: Evidence) -> Iterable[Statement]:
 
 
 def loss_by_latency(e: Evidence, distribution: str, phi: float, alpha: float) -> np.ndarray:
-    """By how much more accuracy errors cost through longer rounds than otherwise, in points, for each seed.
+    """Returns the accuracy lost through longer rounds minus that lost otherwise, in points, for each seed.
 
-    Longer rounds mean fewer of them. What FC without errors loses when it stops after as many rounds as FC with errors
-    has is the part of the latency; the rest of the loss has other causes.
+    Longer rounds mean fewer rounds. The latency's part is the loss of FC without errors when it stops after as many
+    rounds as FC with errors has. The rest of the loss has other causes.
     """
     exact = e.histories("fc", distribution, phi=phi).sortby("seed")
     wrong = e.histories("fc", distribution, phi=phi, alpha=alpha).sortby("seed")
@@ -142,7 +142,7 @@ def loss_by_latency(e: Evidence, distribution: str, phi: float, alpha: float) ->
 
 
 def rounds_to(target: float, runs: xr.Dataset) -> np.ndarray:
-    """The rounds that each run needs to an accuracy; all that it has, which is too few, if it never gets there."""
+    """Returns the rounds that each run needs to reach an accuracy; if it never does, all its rounds, a lower bound."""
     reached = runs.sortby("seed").accuracy.values >= target
     return np.where(reached.any(1), reached.argmax(1) + 1, runs.sortby("seed").rounds.values).astype(float)
 
@@ -154,7 +154,7 @@ def of_figure3(e: Evidence) -> Iterable[Statement]:
     traces = {name: e.histories("fc", name) for name in e.distributions}
 
     def part(runs: xr.Dataset, trace: str, begin: float, end: float) -> np.ndarray:
-        """Of each run the mean over a part of its rounds."""
+        """Returns each run's mean over a part of its rounds."""
         pairs = zip(runs[trace].values, runs.rounds.values, strict=True)
         return np.array([row[int(begin * n) : int(end * n)].mean() for row, n in pairs])
 
@@ -210,7 +210,7 @@ def of_figure4(e: Evidence) -> Iterable[Statement]:
     for more, less in zip(e.distributions, e.distributions[1:], strict=False):
 
         def apart(seeds: np.ndarray, more=more, less=less) -> float:
-            """By how much the best number differs, for some seeds."""
+            """Returns the difference of the best numbers, for some seeds."""
             best_of = (accuracy[name].to_numpy()[seeds].mean(0).argmax() for name in (more, less))
             return float(np.subtract(*best_of))
 
@@ -231,7 +231,7 @@ def of_figure5(e: Evidence) -> Iterable[Statement]:
     others = [name for name in POLICIES if name != "fc"]
 
     def reached(name: str, seeds: np.ndarray) -> float:
-        """When the mean over some seeds reaches 80%; if it never does, the budget, which is too early."""
+        """Returns when the mean over some seeds reaches 80%; if it never does, the budget, a lower bound."""
         times, values = curves[name]
         time = figure5.time_to(0.8, times, values[seeds].mean(0))
         return time if time == time else float(times[-1])
@@ -270,12 +270,12 @@ def of_figure5(e: Evidence) -> Iterable[Statement]:
         for name in names:
             margin = round(cells["fc"] - cells[name], 1)
             found = difference(runs["fc"], runs[name])
-            # To half of it, so that a margin of the other sign is never the same.
+            # A resolution of half the margin, so that a margin of the other sign never agrees.
             verdict = as_published("points", margin, found, num_seeds, resolution=margin / 2, rounding=0.1)
             yield where, f"FC is {margin} points above {name} {words}", verdict
 
     def slower_by(of: dict, name: str) -> Range:
-        """How far below FC a policy is in the mean over time, in points."""
+        """Returns how far below FC a policy is, averaged over time, in points."""
         return mean_of(100 * (of["fc"][1].mean(1) - of[name][1].mean(1)))
 
     for where, of, runs, names, words, sign, setting in (
@@ -320,12 +320,12 @@ def of_figure5(e: Evidence) -> Iterable[Statement]:
 def of_table3(e: Evidence) -> Iterable[Statement]:
     where = "Table III"
     others = [name for name in POLICIES if name != "fc"]
-    ahead = {}  # of FC over each policy, by setting
+    ahead = {}  # lead of FC over each policy, by setting
     for radius_m in RADII_M:
         for name in e.distributions:
             fc = e.runs("fc", name, radius_m=radius_m)
             ahead[radius_m, name] = {p: difference(fc, e.runs(p, name, radius_m=radius_m)) for p in others}
-    # Not "high >= 0": of one seed nothing is known, and FC is perhaps the best.
+    # Not "high >= 0": with one seed the interval is NaN, and FC may be the best.
     perhaps = sum(not any(over.high < 0 for over in cell.values()) for cell in ahead.values())
     surely = sum(all(over.low > 0 for over in cell.values()) for cell in ahead.values())
     best = sum(all(over.estimate >= 0 for over in cell.values()) for cell in ahead.values())

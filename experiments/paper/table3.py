@@ -1,8 +1,8 @@
 """Table III of the paper: the highest accuracy of seven policies, at three radii, for three distributions of the data.
 
-Beside each cell stand the published figure and the difference, and below the table what chance alone would give (see
-`noise.py`). Further rows show what greedy scheduling gives away (exact), and how near FC comes to the best fixed number
-of devices, chosen in hindsight (fixed-best). Another column has training as the paper writes it: without momentum.
+Each cell shows our figure, the published one and their difference; text below the table compares them with chance (see
+`noise.py`). Further rows show the cost of greedy scheduling (exact), and the best fixed number of devices, chosen in
+hindsight (fixed-best). Another column shows training as the paper describes it, without momentum.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from fcjax.runtime.console import leave
 from fcjax.sweeps.jobs import Job
 
 EXTRA = ("exact", "fixed-best", "as-written")
-# Twenty policies more at every radius; on CIFAR-10 each radius takes most of an hour.
+# These are twenty more policies per radius; on CIFAR-10 each radius takes most of an hour.
 FIXED_RADII_M = {"mnist": RADII_M, "cifar10": (600.0,)}
 CELL = ("dataset", "policy", "radius_m", "distribution")
 
@@ -29,10 +29,10 @@ def options(p: argparse.ArgumentParser) -> None:
         nargs="*",
         default=list(EXTRA),
         choices=EXTRA,
-        help="what goes past the paper's table; nothing for the table alone (default: all; as-written is for MNIST)",
+        help="additions to the paper's table; none for the table alone (default: all; as-written is for MNIST)",
     )
     p.add_argument(
-        "--extra-seeds", type=int, metavar="N", help="runs for each point of what goes past it (default: --seeds)"
+        "--extra-seeds", type=int, metavar="N", help="seeds for each point of the additions (default: --seeds)"
     )
 
 
@@ -49,7 +49,7 @@ def plan(loaded: Dataset, seeds: int, extra: tuple[str, ...] = EXTRA, extra_seed
 
 
 def tell(results: xr.Dataset) -> pd.DataFrame:
-    """A row for each cell: ours, published, their difference, what the policy did, and the accuracy of each seed."""
+    """Returns one row per cell: ours, published, their difference, statistics of rounds, and every seed's accuracy."""
     runs = summary(results)
     columns = (PERCENT, "tilde_accuracy_percent", "mean_scheduled", "mean_round_s", "rounds")
     usual = runs[runs.preset == "shi2020"]
@@ -67,14 +67,14 @@ def tell(results: xr.Dataset) -> pd.DataFrame:
 
 
 def beside_published(cells: pd.DataFrame) -> pd.DataFrame:
-    """Cells with what the paper prints, where it does, and how far ours are above it."""
+    """Adds the published figures, where there are any, and our differences to them."""
     printed = pd.DataFrame(published()["table3"]).rename(columns={PERCENT: "published_percent"})
     cells = cells.merge(printed, "left", CELL)
     return cells.assign(difference=cells[PERCENT] - cells.published_percent)
 
 
 def _best_fixed(cells: pd.DataFrame) -> pd.DataFrame:
-    """Of the fixed numbers of devices at each setting the one with the best mean."""
+    """Returns the fixed number of devices with the best mean at each setting."""
     if cells.empty:
         return cells
     best = cells.loc[cells.groupby(["dataset", "radius_m", "distribution"], sort=False)[PERCENT].idxmax()]
@@ -82,19 +82,19 @@ def _best_fixed(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def known(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells that the paper prints."""
+    """Returns the cells that the paper has."""
     return cells[cells.policy.isin(POLICIES) & cells.published_percent.notna()]
 
 
 def by_seed(cells: pd.DataFrame) -> np.ndarray:
-    """The accuracies of all seeds, (cells, seeds); of a file that lacks them, the means, as if of one seed."""
+    """Returns the accuracies of all seeds, (cells, seeds), or the means as one seed if a file lacks them."""
     if "by_seed" not in cells:
         return cells[[PERCENT]].to_numpy()
     return np.array([[float(value) for value in str(row).split()] for row in cells.by_seed])
 
 
 def beside_chance(cells: pd.DataFrame) -> dict[str, noise.Table]:
-    """Each distribution, and all together, beside what chance would give."""
+    """Compares each distribution, and all together, with chance."""
     printed = known(cells)
     parts = dict.fromkeys(printed.distribution) if printed.distribution.nunique() > 1 else {}
     tables = {name: printed[printed.distribution == name] for name in parts} | {"all": printed}
@@ -102,14 +102,14 @@ def beside_chance(cells: pd.DataFrame) -> dict[str, noise.Table]:
 
 
 def wins(cells: pd.DataFrame, column: str, margin: float = 0.3) -> tuple[int, int]:
-    """In how many settings FC is the best of the paper's policies, or within a margin of it; and of how many."""
+    """Returns in how many settings FC is within a margin of the best of the paper's policies, and of how many."""
     wide = known(cells).pivot_table(index=["radius_m", "distribution"], columns="policy", values=column)
-    # Figures are published with one decimal: 89.9 and 90.2 are 0.3 apart.
+    # Published figures have one decimal: 89.9 and 90.2 are 0.3 apart, despite rounding errors.
     return int((wide["fc"] >= wide.max(axis=1) - margin - 1e-6).sum()), len(wide)
 
 
 def show(cells: pd.DataFrame) -> list[Block]:
-    """A line for each policy and radius, with the distributions side by side; then how far it all is off."""
+    """Shows one line per policy and radius, with the distributions side by side, then the overall differences."""
     order = list(dict.fromkeys(cells.distribution))
     written = "as_written_percent" in cells
     off = significant(cells)
@@ -160,7 +160,7 @@ def show(cells: pd.DataFrame) -> list[Block]:
 
 
 def significant(cells: pd.DataFrame, level: float = 0.05) -> pd.DataFrame:
-    """The cells that differ from the published ones after correction for the number of cells, with their statistics."""
+    """Returns cells that differ from the published ones after correction for their number, with their statistics."""
     printed = known(cells)
     chance = noise.by_cell(by_seed(printed), printed.published_percent.to_numpy())
     printed = printed.assign(standardised=chance.standardised, p_corrected=chance.p_corrected)
@@ -168,7 +168,7 @@ def significant(cells: pd.DataFrame, level: float = 0.05) -> pd.DataFrame:
 
 
 def misses(cells: pd.DataFrame) -> list[list[str]]:
-    """Cells that are significantly off, and settings in which FC is not within 0.3 of the best."""
+    """Lists cells that are significantly off, and settings in which FC is not within 0.3 of the best."""
     lines = [["what misses", "ours", "beside", "standard errors apart", "p, corrected"]]
     for _, c in significant(cells).iterrows():
         where = f"{c.policy}, {c.distribution}, R = {c.radius_m:g} m"
@@ -184,7 +184,7 @@ def misses(cells: pd.DataFrame) -> list[list[str]]:
 
 
 def draw(results: xr.Dataset, cells: pd.DataFrame) -> plt.Figure:
-    """Accuracies with their intervals, and the published ones as crosses."""
+    """Plots accuracies with their intervals, and the published ones as crosses."""
     radii, order = list(dict.fromkeys(cells.radius_m)), list(dict.fromkeys(cells.distribution))
     names = list(dict.fromkeys(cells.policy))
     size = (3.6 * len(order), 2.5 * len(radii) + 0.6)

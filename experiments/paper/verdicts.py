@@ -1,4 +1,4 @@
-"""Verdicts on statements: whether a figure, with its 95% interval over seeds, is what a statement needs it to be."""
+"""Verdicts on statements: whether a figure, with its 95% interval over seeds, meets what a statement needs."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ RESAMPLES = 2000
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """An estimate and its 95% interval, NaN where there is too little to tell it."""
+    """An estimate and its 95% interval, which is NaN if there are too few values."""
 
     estimate: float
     low: float
@@ -25,13 +25,13 @@ class Range:
 
 
 def mean_of(values: np.ndarray) -> Range:
-    """The mean of values of independent seeds, by Student's t."""
+    """Returns the mean of values of independent seeds, with Student's t interval."""
     mean, half = (float(x) for x in interval(np.asarray(values, float)))
     return Range(mean, mean - half, mean + half)
 
 
 def resampled(statistic: Callable[[np.ndarray], float], num_seeds: int) -> Range:
-    """statistic(indices of seeds), by the bootstrap over seeds: for what is not a mean."""
+    """Returns statistic(indices of seeds), with a bootstrap interval over seeds: for statistics other than means."""
     estimate = float(statistic(np.arange(num_seeds)))
     if num_seeds < 2:
         return Range(estimate, np.nan, np.nan)
@@ -42,28 +42,28 @@ def resampled(statistic: Callable[[np.ndarray], float], num_seeds: int) -> Range
 
 @dataclasses.dataclass(frozen=True)
 class Figure(Range):
-    """What a statement is judged by."""
+    """The figure that a statement is judged by."""
 
     what: str
     needs: str
     verdict: str
-    margin: float  # how far the less favourable end of the interval is on the right side; negative if it is not
+    margin: float  # distance of the interval's less favourable end from the bound; negative on the wrong side
 
 
 def at_least(what: str, bound: float, found: Range) -> Figure:
-    """Judges whether a figure is at least so much."""
+    """Judges whether a figure is at least `bound`."""
     verdict = HOLDS if found.low >= bound else FAILS if found.high < bound else UNDECIDED
     return Figure(*dataclasses.astuple(found), what, f">= {bound:g}", verdict, found.low - bound)
 
 
 def more_than(what: str, bound: float, found: Range) -> Figure:
-    """Judges whether a figure is more than so much: what is the same is not more."""
+    """Judges whether a figure is more than `bound`."""
     verdict = HOLDS if found.low > bound else FAILS if found.high <= bound else UNDECIDED
     return Figure(*dataclasses.astuple(found), what, f"> {bound:g}", verdict, found.low - bound)
 
 
 def at_most(what: str, bound: float, found: Range) -> Figure:
-    """Judges whether a figure is at most so much."""
+    """Judges whether a figure is at most `bound`."""
     verdict = HOLDS if found.high <= bound else FAILS if found.low > bound else UNDECIDED
     return Figure(*dataclasses.astuple(found), what, f"<= {bound:g}", verdict, bound - found.high)
 
@@ -71,10 +71,10 @@ def at_most(what: str, bound: float, found: Range) -> Figure:
 def as_published(
     what: str, stated: float, found: Range, num_seeds: int, *, resolution: float, rounding: float
 ) -> Figure:
-    """Judges whether a figure is the stated one, as far as the two can be told apart.
+    """Judges whether a figure agrees with the stated one, within noise.
 
-    The stated one is of `PUBLISHED_TRIALS` trials with the spread of ours, and rounded. If figures that are further
-    apart than the resolution could not be told apart, it is undecided.
+    The stated figure is taken as the rounded mean of `PUBLISHED_TRIALS` trials with the same spread as ours. The
+    verdict is undecided if the noise is larger than the resolution.
     """
     wider = np.sqrt(1 + num_seeds / PUBLISHED_TRIALS)
     below, above = (wider * part + rounding for part in (found.estimate - found.low, found.high - found.estimate))
@@ -89,12 +89,12 @@ def as_published(
 
 
 def weakest(figures: Iterable[Figure]) -> Figure:
-    """Of figures that all must hold, the one that is furthest from it."""
+    """Returns the least favourable of several figures that must all hold."""
     return min(figures, key=_order)
 
 
 def strongest(figures: Iterable[Figure]) -> Figure:
-    """Of figures of which one must hold, the one that is nearest to it."""
+    """Returns the most favourable of several figures, one of which must hold."""
     return max(figures, key=_order)
 
 

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: a scheduler and workers of Dask, as the README starts them, and a sweep."""
+"""Shared code of the scripts in this folder: starts a Dask scheduler, workers and a sweep."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ ENVIRONMENT = os.environ | {"DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False
 
 
 class Cluster:
-    """Processes that end with the block; `prefix` is put before each command, such as the host that runs it."""
+    """Processes that end with the block; `prefix` precedes each command, for example to choose its host."""
 
     def __init__(self, address: str, port: int):
         self.url = f"tcp://{address}:{port}"
@@ -51,7 +51,7 @@ def start_sweep(options: Sequence[str], out: Path, prefix: Sequence[str] = ()) -
 
 
 def finished(out: Path) -> int:
-    """How many runs of a sweep are on disk."""
+    """Returns how many runs of a sweep are on disk."""
     return len(list((out / "runs").glob("[!.]*.npz")))
 
 
@@ -61,7 +61,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen) -> None
 
 
 def differences(one: Path, other: Path) -> Iterator[str]:
-    """What differs between the results of two sweeps."""
+    """Yields the differences between the results of two sweeps."""
     for path in [one / "summary.csv", *sorted((one / "runs").glob("[!.]*.npz"))]:
         twin = other / path.relative_to(one)
         if not twin.exists() or twin.read_bytes() != path.read_bytes():

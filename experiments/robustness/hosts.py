@@ -1,9 +1,9 @@
-"""A sweep on three hosts, one of which loses its link, and whose scheduler is killed.
+"""Runs a sweep on three hosts, cuts the link of one, and kills the scheduler.
 
-The hosts are network namespaces of this machine, joined by a bridge in a fourth; making them needs root and iproute2.
-Host 1 has the scheduler and the command, hosts 2 and 3 have a worker each. First, the link of host 3 goes down in the
-middle of the sweep, which must end by itself with code 0 and the results of the local machine. Then, in another folder,
-the scheduler is killed: the command must say so and end with code 2, and resume when it is run again.
+The hosts are network namespaces of this machine, joined by a bridge in a fourth; creating them needs root and iproute2.
+Host 1 has the scheduler and the command, hosts 2 and 3 have one worker each. First, the link of host 3 goes down during
+the sweep, which must still exit with code 0 and give the results of a local sweep. Then, in another folder, the
+scheduler is killed: the command must report it, exit with code 2, and resume when rerun.
 
     sudo .venv/bin/python experiments/robustness/hosts.py      # about 6 minutes
 """
@@ -31,7 +31,7 @@ def address(host: int) -> str:
 
 
 def on(host: int) -> list[str]:
-    """What is put before a command that a host runs."""
+    """Returns the prefix of a command that runs on a host."""
     return ["ip", "netns", "exec", name(host)]
 
 
@@ -41,7 +41,7 @@ def ip(*words: str) -> None:
 
 @contextlib.contextmanager
 def hosts(number: int) -> Iterator[None]:
-    """So many hosts, which reach each other and nothing else."""
+    """Creates hosts that can connect to each other and nothing else."""
     spaces = [SWITCH, *(name(host) for host in range(1, number + 1))]
     try:
         for space in spaces:
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def start(cluster: Cluster, out: Path) -> tuple[subprocess.Popen, subprocess.Popen]:
-    """A scheduler, two workers and a sweep on them: the scheduler and the sweep."""
+    """Starts a scheduler, two workers and a sweep on them; returns the scheduler and the sweep."""
     scheduler = cluster.start_scheduler(on(1))
     for host in (2, 3):
         cluster.start_worker(address(host), on(host))

@@ -1,8 +1,8 @@
-"""Kills a sweep at random moments, resumes it, and checks that nothing is lost, changed or done twice.
+"""Kills a sweep at random moments, resumes it, and checks that nothing is lost, changed or repeated.
 
-A sweep is done once without a disturbance. Then, again and again, in a folder of its own: it is started, killed by
-SIGKILL at a moment drawn from its whole duration, and started again to its end. Its results must be the same to the
-last byte, and runs that had finished when it was killed must not have been touched since.
+The sweep first runs undisturbed. Then it is repeatedly started in a new folder, killed by SIGKILL at a random moment of
+its duration, and resumed to its end. Its results must be identical to the last byte, and runs that had finished before
+the kill must not have been written again.
 """
 
 import argparse
@@ -27,41 +27,41 @@ def main() -> int:
         epilog="example:\n  python experiments/robustness/kill_and_resume.py --kills 20",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("--kills", type=int, default=20, metavar="N", help="how often (default: 20)")
-    p.add_argument("--seed", type=int, default=0, help="of the moments (default: 0)")
+    p.add_argument("--kills", type=int, default=20, metavar="N", help="number of kills (default: 20)")
+    p.add_argument("--seed", type=int, default=0, help="seed of the random moments (default: 0)")
     args = p.parse_args()
     draw = random.Random(args.seed)
     faults = 0
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder, "whole")
-        failed = sweep(whole)  # compiles, for all that follow
+        failed = sweep(whole)  # compiles for all later sweeps
         before = time.monotonic()
         if failed := failed or sweep(Path(folder, "timed")):
-            print(f"without a disturbance: {failed[0]}")
+            print(f"undisturbed: {failed[0]}")
             return 1
         duration_s = time.monotonic() - before
         num_runs = len(runs(whole))
-        print(f"{' '.join(OPTIONS)}: {num_runs} runs, {duration_s:.1f} s without a disturbance", flush=True)
+        print(f"{' '.join(OPTIONS)}: {num_runs} runs, {duration_s:.1f} s undisturbed", flush=True)
         for number in range(args.kills):
             out = Path(folder, f"killed-{number}")
             after_s = draw.uniform(0, duration_s)
             kept = killed(out, after_s)
             wrong = sweep(out) or compare(whole, out, kept)
             faults += bool(wrong)
-            verdict = "; ".join(wrong) or "the rest was done, and all is the same"
+            verdict = "; ".join(wrong) or "resumed, with identical results"
             print(f"killed after {after_s:.1f} s with {len(kept)} of {num_runs} runs finished: {verdict}", flush=True)
     print(f"{args.kills} kills with seed {args.seed}: {faults} faults")
     return 1 if faults else 0
 
 
 def sweep(out: Path) -> list[str]:
-    """Does it to its end, and returns what is wrong with that."""
+    """Runs the sweep to its end and returns a list of faults."""
     done = subprocess.run([sys.executable, SCRIPT, *OPTIONS, "--out", out], capture_output=True, text=True)
     return [f"it ended with code {done.returncode}: {done.stderr[-500:]}"] if done.returncode else []
 
 
 def killed(out: Path, after_s: float) -> dict[str, int]:
-    """The runs that were finished when a sweep was killed, and when they were written."""
+    """Kills a sweep and returns the runs that had finished, with the times they were written."""
     process = subprocess.Popen(
         [sys.executable, SCRIPT, *OPTIONS, "--out", out], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

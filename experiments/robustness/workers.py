@@ -1,7 +1,7 @@
-"""What happens to the workers of a cluster in the middle of a sweep: one is killed, one stops for a minute, one joins.
+"""Disturbs the workers of a cluster during a sweep: one is killed, one is suspended for a minute, and one joins.
 
-A scheduler and three workers are started on this machine, by the README's commands. A sweep on them must end with code
-0 and with the results of the same sweep on the local machine, to the last byte.
+The script starts a scheduler and three workers on this machine, with the commands of the documentation. A sweep on them
+must exit with code 0, and its results must be identical to those of a local sweep, to the last byte.
 
     python experiments/robustness/workers.py      # about 4 minutes
 """
@@ -34,7 +34,7 @@ def main() -> int:
         process = start_sweep([*OPTIONS, "--scheduler", cluster.url], out)
         wait_until(lambda: finished(out) >= 3, process)
         print(
-            f"after {finished(out)} runs: one worker is killed, one stopped for {STOPPED_S:.0f} s, one starts",
+            f"after {finished(out)} runs: one worker is killed, one suspended for {STOPPED_S:.0f} s, one started",
             flush=True,
         )
         doomed.kill()
@@ -50,9 +50,7 @@ def main() -> int:
             tried[event["task"]].add(event["worker"])
         late = sum(bool(workers - before) for workers in tried.values())
         twice = sum(len(workers) > 1 for workers in tried.values())
-        print(
-            f"exit code {process.returncode}; begun by more than one worker: {twice} runs; done by the late one: {late}"
-        )
+        print(f"exit code {process.returncode}; runs started by more than one worker: {twice}; by the late one: {late}")
         wrong = list(differences(local, out))
         print("; ".join(wrong) or "the results are the same to the last byte")
         if process.returncode:

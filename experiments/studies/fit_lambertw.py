@@ -1,8 +1,8 @@
-"""Fits the rational initial guesses of `fcjax/lambertw.py` and prints their coefficients and largest relative errors.
+"""Fits the rational initial guesses of `fcjax/wireless/lambertw.py` and prints their coefficients and largest errors.
 
-Each guess is a quotient of polynomials with constant terms 1, fitted to mpmath's W by least squares whose weights are
-raised where the error is largest, until it is nearly level. Halley's method forgives the last digits: what counts is
-the error, which the tests check.
+Each guess is a quotient of polynomials with constant terms 1. It is fitted to mpmath's W by least squares, with weights
+that are raised where the error is largest until the error is nearly level. The last digits do not matter, because
+Halley's method corrects them; the tests check the error.
 
     python experiments/studies/fit_lambertw.py      (needs the `test` extra)
 """

@@ -1,7 +1,7 @@
-"""How far the paper's greedy scheduling (fc) is from the best possible (exact), in the objective of P4.
+"""How far the paper's greedy scheduling (fc) is from the optimum (exact), in the objective of P4.
 
-Draws rounds of the paper's cell, at estimates from a tenth to ten times those that it starts with, and lets both
-policies decide on them.
+Draws random rounds in the paper's cell, with estimates within a factor of 10 of the initial ones, and compares the
+decisions of both policies.
 
     python experiments/studies/greedy_gap.py                          # R = 200, 600 and 1000 m, phi = 0.05
     python experiments/studies/greedy_gap.py --radius 600 --phi 0.005 0.05 0.5 5 --rounds 10000
@@ -23,9 +23,9 @@ BATCH = 500
 
 def main(argv: list[str] | None = None) -> list[float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--radius", type=float, nargs="+", default=[200.0, 600.0, 1000.0], help="in m")
+    parser.add_argument("--radius", type=float, nargs="+", default=[200.0, 600.0, 1000.0], help="radii in m")
     parser.add_argument("--phi", type=float, nargs="+", default=[0.05])
-    parser.add_argument("--rounds", type=int, default=4000, help="for each radius and phi (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=4000, help="rounds per radius and phi (default: %(default)s)")
     parser.add_argument("--devices", type=int, default=20)
     args = parser.parse_args(argv)
     fcjax.programs.keep_on_disk()

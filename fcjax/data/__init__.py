@@ -1,9 +1,9 @@
 """Data sets as arrays in memory: real ones through TFDS without TensorFlow, and synthetic ones.
 
-`load` gives uint8 images and integer labels. It takes, in this order: a data set that TFDS has prepared on this
-machine, in TFDS's order; and for MNIST, Fashion-MNIST and CIFAR-10, in the publisher's order, what the cache holds; or
-the original files, supplied by hand, from the publisher or from a verified mirror, which it keeps as records of TFDS. A
-decoded copy of either is kept in the cache, so that the next load is fast.
+`load` returns uint8 images and integer labels. It first looks for a data set that TFDS has prepared on this machine,
+and reads it in TFDS's order. MNIST, Fashion-MNIST and CIFAR-10 can also come from the cache or from the original files,
+in the publisher's order. The original files are supplied by hand, or fetched from the publisher or a verified mirror,
+and are cached as TFDS records. A decoded copy is cached too, so that the next load is fast.
 """
 
 import functools
@@ -24,20 +24,20 @@ __all__ = ["DataError", "Dataset", "load", "partition", "synthetic"]
 
 
 class DataError(RuntimeError):
-    """No source of a data set delivered it; the message says which were tried and what to do."""
+    """No source delivered a data set; the message lists the sources and says what to do."""
 
 
 def load(name: str, cache_dir: str | os.PathLike | None = None) -> Dataset:
-    """Loads a data set, fetching it if it is not on this machine yet.
+    """Loads a data set and fetches it if it is not on this machine yet.
 
     Args:
       name: "mnist", "fashion_mnist", "cifar10", or the name of any image-classification data set that TFDS has prepared
-        on this machine in the array_record format; a config follows a slash, as in "emnist/letters".
-      cache_dir: where fetched and decoded data are kept; by default FCJAX_CACHE_DIR or the user's cache folder.
+        on this machine in the array_record format. A config follows a slash, as in "emnist/letters".
+      cache_dir: the folder for fetched and decoded data; by default FCJAX_CACHE_DIR or the user's cache folder.
 
     Raises:
-      ValueError: if there is no data set of that name.
-      DataError: if no source delivered it.
+      ValueError: if the name is unknown.
+      DataError: if no source delivers the data set.
     """
     if not isinstance(name, str) or not re.fullmatch(r"\w+(/\w[\w.-]*)?", name):  # it becomes a path
         raise ValueError(f"the name of a data set must be a word, such as {', '.join(known.NAMES)}, got {name!r}")
@@ -64,7 +64,7 @@ def load(name: str, cache_dir: str | os.PathLike | None = None) -> Dataset:
 
 @functools.lru_cache(maxsize=2)
 def _load_once(name: str, cache_dir: str | None) -> Dataset:
-    """For workers, whose runs share one copy."""
+    """Lets all runs of a worker share one copy."""
     return load(name, cache_dir)
 
 
@@ -76,7 +76,7 @@ def _dataset(name: str, arrays: dict[str, np.ndarray], about: dict, cache_dir: s
 
 
 def _obtain(name: str, own: Path | None, cache: Path) -> tuple[known.Splits, dict]:
-    """From TFDS's own folder, the cache's TFDS records, or the original files, which then become such records."""
+    """Reads a data set from TFDS's folder, from cached TFDS records, or from the original files, which it caches."""
     if own is None and name not in known.NAMES:
         raise ValueError(
             f"unknown data set {name!r}: fcjax can fetch {', '.join(known.NAMES)}; any other must have been "
@@ -87,10 +87,10 @@ def _obtain(name: str, own: Path | None, cache: Path) -> tuple[known.Splits, dic
             return _read(own)
         except ValueError:
             raise
-        except Exception as error:  # TFDS, array_record and Pillow each have their own
+        except Exception as error:  # TFDS, array_record and Pillow each raise their own kinds
             if name not in known.NAMES:
                 raise DataError(f"{own} cannot be read: {error}") from error
-            warnings.warn(f"{own} cannot be read: {error}; passed over", stacklevel=3)
+            warnings.warn(f"{own} cannot be read: {error}; skipped", stacklevel=3)
     records = cache / "tfds" / name
     kept = store.read_manifest(records)
     if kept is not None and (folder := prepared.find(records)):
@@ -112,7 +112,7 @@ def _read(folder: Path) -> tuple[known.Splits, dict]:
 
 
 def _fetch(name: str, cache: Path) -> tuple[known.Splits, tuple[str, ...], dict]:
-    """The splits and label names from the first source that delivers the files intact, and which it and they are."""
+    """Returns splits and label names from the first source that delivers intact files, with the source and files."""
     dataset = known.known(name)
     by_hand = cache / "raw" / name
     failures = []
@@ -133,9 +133,9 @@ def _fetch(name: str, cache: Path) -> tuple[known.Splits, tuple[str, ...], dict]
                     verify(folder / file, checksum)
                 return dataset.read(folder), dataset.label_names, {"source": source, "files": dataset.files}
             except AlteredError as error:
-                warnings.warn(f"{source}: {error}; passed over", stacklevel=4)
+                warnings.warn(f"{source}: {error}; skipped", stacklevel=4)
                 failures.append(f"  {source}: {error}")
-            except Exception as error:  # whatever damage makes of an archive or an image
+            except Exception as error:  # a damaged archive or image raises many kinds
                 failures.append(f"  {source}: {str(error) or type(error).__name__}")
     raise DataError(
         "\n".join(

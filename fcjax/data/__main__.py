@@ -10,12 +10,12 @@ from fcjax.data import DataError, known, load
 def main(argv: list[str] | None = None, program: str = "python -m fcjax.data") -> int:
     parser = argparse.ArgumentParser(
         prog=program,
-        description="Fetches data sets, checks them, and keeps them in the cache.",
+        description="Fetches data sets, verifies them and stores them in the cache.",
         epilog=f"example: {program} mnist cifar10",
     )
     names = ", ".join(known.NAMES)
-    parser.add_argument("name", nargs="+", help=f"{names}, or any that TFDS has prepared on this machine")
-    parser.add_argument("--cache-dir", help="where to keep them (default: FCJAX_CACHE_DIR, or the user's cache folder)")
+    parser.add_argument("name", nargs="+", help=f"{names}, or any data set that TFDS has prepared on this machine")
+    parser.add_argument("--cache-dir", help="cache folder (default: FCJAX_CACHE_DIR, or the user's cache folder)")
     args = parser.parse_args(argv)
     for name in args.name:
         start = time.perf_counter()

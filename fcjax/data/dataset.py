@@ -1,4 +1,4 @@
-"""What all sources of data give."""
+"""The data set type."""
 
 import dataclasses
 import weakref
@@ -10,16 +10,16 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """Inputs and targets for training and test, in memory."""
+    """Training and test data in memory."""
 
     name: str
     train_x: np.ndarray  # (N, ...): images are (N, H, W, C) uint8
     train_y: np.ndarray  # (N,): labels are int32
     test_x: np.ndarray
     test_y: np.ndarray
-    label_names: tuple[str, ...]  # none for regression
-    source: str  # where it came from
-    sha256: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the original files that were verified
+    label_names: tuple[str, ...]  # empty for regression
+    source: str  # origin
+    sha256: Mapping[str, str] = dataclasses.field(default_factory=dict)  # checksums of the verified original files
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.train_x.shape[1:]))
@@ -29,13 +29,13 @@ class Dataset:
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """One that can be loaded is sent to other processes by its name."""
+        """Pickles a loaded data set by name."""
         return LOADED.get(self) or super().__reduce_ex__(protocol)
 
     def __post_init__(self):
         for split, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             if len(x) != len(y):
-                raise ValueError(f"{split}_x and {split}_y must be of one length, got {len(x)} and {len(y)}")
+                raise ValueError(f"{split}_x and {split}_y must have the same length, got {len(x)} and {len(y)}")
             if self.label_names and len(y) and not (y.min() >= 0 and y.max() < self.num_labels):
                 raise ValueError(
                     f"{split}_y must be labels from 0 to {self.num_labels - 1}, got {y.min()} to {y.max()}"
@@ -46,5 +46,5 @@ class Dataset:
         return len(self.label_names)
 
 
-# How data sets that were loaded can be loaded again, as a function and its arguments.
+# For each loaded data set, the function and arguments that load it again.
 LOADED: weakref.WeakKeyDictionary[Dataset, tuple[Callable[..., Dataset], tuple]] = weakref.WeakKeyDictionary()

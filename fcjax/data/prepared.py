@@ -1,7 +1,7 @@
-"""TFDS as the format of record, without TensorFlow: reading what it has prepared, and preparing.
+"""Reads and writes prepared TFDS data sets without TensorFlow.
 
-A stock builder needs TensorFlow to unpack what it downloads and to encode images. The builder here takes arrays that
-are read and verified already and hands TFDS the images as PNG files, so that Pillow and array_record are all it needs.
+A stock TFDS builder needs TensorFlow to unpack downloads and encode images. The builder here takes verified arrays and
+passes the images to TFDS as PNG files, so it only needs Pillow and array_record.
 """
 
 import contextlib
@@ -19,34 +19,34 @@ from fcjax.data.known import Splits
 
 
 def tfds_folder() -> Path:
-    """Where TFDS keeps what it has prepared."""
+    """Returns the folder of TFDS's prepared data sets."""
     return Path(os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets"))
 
 
 def find(folder: Path) -> Path | None:
-    """The newest version, in array_record, of the data set that is prepared in a folder of its own; or None."""
+    """Returns the newest array_record version in a data set's folder, or None."""
     versions = [path.parent for path in folder.glob("*/dataset_info.json")]
     versions = [path for path in versions if any(path.glob("*.array_record*"))]
     return max(versions, key=lambda path: [int(n) if n.isdigit() else 0 for n in path.name.split(".")], default=None)
 
 
 def fingerprint(folder: Path) -> str:
-    """What tells one prepared data set from another of the same name."""
+    """Returns an identifier of a prepared data set."""
     return f"{folder} {sha256(folder / 'dataset_info.json')}"
 
 
 def read(folder: Path) -> tuple[Splits, list[str]]:
-    """All images and labels of a prepared data set, in its order, and the names of the labels."""
+    """Returns all images and labels of a prepared data set, in its order, and the names of the labels."""
     import tensorflow_datasets as tfds
     from PIL import Image
 
     builder = tfds.builder_from_directory(folder)
     features = builder.info.features
     if not {"image", "label"} <= set(features) or not isinstance(features["label"], tfds.features.ClassLabel):
-        raise ValueError(f"{folder} is no image classification: its features are {', '.join(features)}")
+        raise ValueError(f"{folder} is not an image-classification data set: its features are {', '.join(features)}")
     test = next((split for split in ("test", "validation") if split in builder.info.splits), None)
     if "train" not in builder.info.splits or test is None:
-        raise ValueError(f"{folder} needs a train and a test split, it has {', '.join(builder.info.splits)}")
+        raise ValueError(f"{folder} needs a train and a test split, but has {', '.join(builder.info.splits)}")
     decoders = {"image": tfds.decode.SkipDecoding()}
     splits: Splits = {}
     for split, stored in (("train", "train"), ("test", test)):
@@ -58,15 +58,15 @@ def read(folder: Path) -> tuple[Splits, list[str]]:
                 images.append(np.asarray(pixels).reshape(image.height, image.width, -1))
             labels.append(example["label"])
         if len({image.shape for image in images}) != 1:
-            raise ValueError(f"{folder}: the images of {stored} differ in shape; fcjax needs them alike")
+            raise ValueError(f"{folder}: the images of {stored} must all have the same shape")
         splits[split] = np.stack(images), np.asarray(labels)
     return splits, list(features["label"].names)
 
 
 def prepare(name: str, splits: Splits, label_names: Sequence[str], folder: Path) -> None:
-    """Writes arrays as TFDS would have prepared the data set of that name, but in the publisher's order.
+    """Writes arrays as a prepared TFDS data set of that name, in the publisher's order.
 
-    The folder is the data set's own: its version comes directly below.
+    The data set's version becomes a subfolder of `folder`.
     """
     import tensorflow_datasets as tfds
     from PIL import Image
@@ -107,6 +107,6 @@ def prepare(name: str, splits: Splits, label_names: Sequence[str], folder: Path)
     Prepared.name = name
     with tempfile.TemporaryDirectory(dir=folder) as temporary, contextlib.redirect_stdout(io.StringIO()):
         builder = Prepared(data_dir=temporary, file_format="array_record")
-        builder.download_and_prepare()  # says on standard output that it downloads, which it does not
+        builder.download_and_prepare()  # prints that it downloads, which it does not
         written = Path(builder.data_dir)
         written.rename(folder / written.name)

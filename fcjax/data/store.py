@@ -1,6 +1,6 @@
-"""The cache: decoded arrays beside the sha256 of each, filled by renaming, so that what is there is whole.
+"""The cache: decoded arrays with their sha256, in folders that are replaced atomically.
 
-Two processes may fill it at once: each writes into a folder of its own, and the last rename stands.
+Two processes may fill it at the same time: each writes its own folder, and the last rename wins.
 """
 
 import errno
@@ -24,23 +24,23 @@ _ABANDONED_S = 24 * 3600.0
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """A new empty folder that takes the place of the given one when the block ends well, and vanishes otherwise."""
+    """Yields a new folder that replaces the given one if the block succeeds, and is removed otherwise."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for abandoned in folder.parent.glob(f"{folder.name}.*.incomplete"):  # by a process that was killed
-        with suppress(FileNotFoundError):  # it has just taken its place
+    for abandoned in folder.parent.glob(f"{folder.name}.*.incomplete"):  # left by a killed process
+        with suppress(FileNotFoundError):  # it has just been renamed
             if time.time() - abandoned.stat().st_mtime > _ABANDONED_S:
                 shutil.rmtree(abandoned, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".incomplete", dir=folder.parent))
     umask = os.umask(0)
     os.umask(umask)
-    temporary.chmod(0o777 & ~umask)  # mkdtemp's folders are private, a cache may be shared
+    temporary.chmod(0o777 & ~umask)  # mkdtemp's folders are private, but a cache may be shared
     try:
         yield temporary
         while True:
             try:
                 temporary.rename(folder)
                 return
-            except OSError as error:  # it exists: move it aside, unless somebody else is just doing so
+            except OSError as error:  # it exists: move it aside, unless another process is doing so
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     raise
                 aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".old", dir=folder.parent))
@@ -62,7 +62,7 @@ def save(folder: Path, arrays: dict[str, np.ndarray], about: dict) -> None:
 
 
 def open_saved(folder: Path) -> tuple[dict[str, np.ndarray], dict] | None:
-    """What `save` has put there; None if it is not there, or, with a warning that names the file, not intact."""
+    """Reads what `save` wrote; returns None if it is missing or, with a warning, damaged."""
     verified = _verified(folder)
     if verified is None:
         return None
@@ -74,20 +74,20 @@ MANIFEST = "about.json"
 
 
 def write_manifest(folder: Path, about: dict) -> None:
-    """Writes what is to be known of a folder beside the sha256 of each file below it, and of that text itself."""
+    """Writes a manifest of a folder: `about`, the sha256 of each file, and a digest of the manifest itself."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     content = {"about": about, "sha256": {str(path.relative_to(folder)): sha256(path) for path in files}}
     (folder / MANIFEST).write_text(json.dumps({**content, "digest": _digest(content)}, indent=1))
 
 
 def read_manifest(folder: Path) -> dict | None:
-    """What `write_manifest` was told; None if there is no manifest, or, with a warning, if anything is not intact."""
+    """Returns the `about` of a manifest; None if there is no manifest or, with a warning, if anything is damaged."""
     verified = _verified(folder)
     return None if verified is None else verified[0]
 
 
 def _verified(folder: Path) -> tuple[dict, list[str]] | None:
-    """What `write_manifest` was told, and the names of the files, which are intact; else None."""
+    """Returns the `about` of a manifest and the names of its files if all are intact, else None."""
     try:
         content = json.loads((folder / MANIFEST).read_text())
         if content.pop("digest", None) != _digest(content):
@@ -100,7 +100,7 @@ def _verified(folder: Path) -> tuple[dict, list[str]] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (AlteredError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        warnings.warn(f"in the cache {folder}: {error}; made again", stacklevel=2)
+        warnings.warn(f"in the cache {folder}: {error}; rebuilding it", stacklevel=2)
         return None
 
 

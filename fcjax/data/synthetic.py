@@ -1,4 +1,4 @@
-"""Tasks made from a seed, of any size: for tests, and for studies on losses that are convex."""
+"""Synthetic data sets of any size, for tests and for studies with convex losses."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def classification(
     spread: float = 1.0,
     seed: int = 0,
 ) -> Dataset:
-    """Gaussian clouds around random centres of unit variance, one a label; `spread` is their standard deviation."""
+    """Makes one Gaussian cloud per label around standard normal centres; `spread` is its standard deviation."""
     num_train, num_test, num_features, seed = _checked(num_train, num_test, num_features, seed)
     num_labels = checks.whole("num_labels", num_labels, 1, _MOST_NUMBERS // num_features)
     spread = checks.scalar("spread", spread, checks.not_negative)
@@ -32,7 +32,7 @@ def classification(
 def regression(
     num_train: int, num_test: int = 0, *, num_features: int = 20, noise: float = 0.1, seed: int = 0
 ) -> Dataset:
-    """Targets y = w x + noise for standard normal x and w, in float32."""
+    """Makes targets y = w x + noise for standard normal x and w, in float32."""
     num_train, num_test, num_features, seed = _checked(num_train, num_test, num_features, seed)
     noise = checks.scalar("noise", noise, checks.not_negative)
     rng = np.random.default_rng([seed, 11])
@@ -45,7 +45,7 @@ def regression(
     return _dataset("synthetic regression", draw(num_train), draw(num_test), 0, np.float32)
 
 
-_MOST_NUMBERS = 2**31 - 1  # of a training set
+_MOST_NUMBERS = 2**31 - 1  # in a training set
 
 
 def _checked(num_train: int, num_test: int, num_features: int, seed: int) -> tuple[int, int, int, int]:

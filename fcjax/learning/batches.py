@@ -1,4 +1,4 @@
-"""What a device trains on: its part of the one data set, and the mini-batches that it takes from it."""
+"""Local data of devices, and their mini-batches."""
 
 import weakref
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from fcjax.types import Training
 
 
 class LocalData(NamedTuple):
-    """The one shared data set and who has which part of it (see `fcjax.data.partition`)."""
+    """The shared data set and its partition among devices (see `fcjax.data.partition`)."""
 
     x: Array | np.ndarray  # (N, ...)
     y: Array | np.ndarray  # (N,)
@@ -25,7 +25,7 @@ class LocalData(NamedTuple):
 
 
 def check(data: LocalData, training: Training, model: Model) -> None:
-    """Raises ValueError where data, settings and model do not fit each other; what is traced is passed over."""
+    """Raises ValueError if data, settings and model do not fit together; traced values are not checked."""
     concrete = [None if isinstance(part, jax.core.Tracer) else np.asarray(part) for part in data]
     _, y, indices, sizes = concrete
     num_samples = data.x.shape[0]
@@ -41,7 +41,7 @@ def check(data: LocalData, training: Training, model: Model) -> None:
 
 
 def check_finite(name: str, inputs: Any) -> None:
-    """Raises ValueError for inputs that hold NaN or infinity; arrays of the host are looked at once."""
+    """Raises ValueError if inputs hold NaN or infinity; each NumPy array is checked once."""
     if not isinstance(inputs, np.ndarray) or not np.issubdtype(inputs.dtype, np.floating):
         return
     if _finite.get(id(inputs)) is inputs:
@@ -49,7 +49,7 @@ def check_finite(name: str, inputs: Any) -> None:
     if not np.all(np.isfinite(inputs)):
         sample = int(np.argmin(np.isfinite(inputs.reshape(len(inputs), -1)).all(1)))
         raise ValueError(
-            f"{name} must hold finite numbers, and sample {sample} has NaN or infinity: remove or repair it"
+            f"{name} must hold finite numbers, but sample {sample} has NaN or infinity: remove or repair it"
         )
     _finite[id(inputs)] = inputs
 
@@ -58,7 +58,7 @@ _finite: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDiction
 
 
 def check_sizes(training: Training, sizes: Any) -> None:
-    """Raises ValueError unless each device has the samples of a batch; sizes must be concrete."""
+    """Raises ValueError unless each device has enough samples for a batch; sizes must be concrete."""
     sizes = np.asarray(sizes)
     if training.local_steps < 1 or training.batch_size < 1:
         raise ValueError(
@@ -68,26 +68,26 @@ def check_sizes(training: Training, sizes: Any) -> None:
         device = int(np.argmin(sizes))
         raise ValueError(
             f"batch_size {training.batch_size} is more than the {sizes[device]} samples of device {device}: "
-            "take a smaller batch or more data a device"
+            "use a smaller batch or more data per device"
         )
     if sizes.max() > _MOST_SAMPLES or int(sizes.max()) * training.local_steps * training.batch_size >= 2**31:
         raise ValueError(
-            f"a device may have {_MOST_SAMPLES} samples, and these times {training.local_steps} steps of "
-            f"{training.batch_size} must be below 2^31, in which mini-batches are computed; got {sizes.max()}"
+            f"a device may have up to {_MOST_SAMPLES} samples, and their number times {training.local_steps} steps of "
+            f"{training.batch_size} must be below 2^31; got {sizes.max()} samples"
         )
 
 
 def draw(key: Array, size: Array, training: Training) -> Array:
-    """Positions 0..size-1 of the mini-batches of a round, (tau, d): none repeats in a batch, nor in size/d batches.
+    """Draws the mini-batches of a round as positions 0..size-1, (tau, d); none repeats within size/d batches.
 
-    An arithmetic progression modulo the size, from a random offset with a random stride that has no divisor in common
-    with it. It costs two random numbers. On samples in random order, as a partition has them, every batch is by itself
-    a uniform draw without replacement; what is given up is independence between the batches of different rounds, which
-    share the order: two rounds with the same stride, of about a thousand, meet the same neighbours.
+    The positions are an arithmetic progression modulo the size, with a random offset and a random stride that is
+    coprime to the size. This takes two random numbers. A partition stores samples in random order, so each batch is by
+    itself a uniform draw without replacement. Batches of different rounds are not independent: two rounds with the same
+    one of a thousand strides group the same neighbours.
     """
     offset_key, stride_key = jax.random.split(key)
     strides = jnp.asarray(_PRIMES)
-    # In int32 whatever the default, so that the same key draws the same batches.
+    # Always int32, so that a key draws the same batches in any precision.
     size = jnp.asarray(size, jnp.int32)
     stride = strides[jax.random.randint(stride_key, (), 0, strides.size, jnp.int32)] % size
     offset = jax.random.randint(offset_key, (), 0, size, jnp.int32)
@@ -102,6 +102,6 @@ def _primes(count: int, above: int) -> np.ndarray:
     return np.flatnonzero(sieve)[np.flatnonzero(sieve) > above][:count].astype(np.int32)
 
 
-# Strides are primes above any number of samples of a device, so that none divides it.
+# Strides are primes larger than any device's number of samples, hence coprime to it.
 _MOST_SAMPLES = 2_000_000
 _PRIMES = _primes(1000, above=_MOST_SAMPLES)

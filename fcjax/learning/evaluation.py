@@ -1,4 +1,4 @@
-"""A model on the test set."""
+"""Evaluates models on the test set."""
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -9,7 +9,7 @@ from fcjax.types import pytree
 
 @pytree
 class Score:
-    """A model on the test set.
+    """Accuracy and loss on the test set.
 
     Attributes:
       accuracy: () fraction.
@@ -20,11 +20,11 @@ class Score:
     loss: Array
 
 
-_BLOCK = 2**18  # numbers that are tested at a time: as floats they stay in the cache of a core
+_BLOCK = 2**18  # input numbers per block: as floats they fit in a core's cache
 
 
 def evaluate(params: Params, model: Model, x: Array, y: Array) -> Score:
-    """The means over all samples, which are taken block by block."""
+    """Returns mean accuracy and loss, computed block by block."""
 
     def totals(x, y):
         correct, losses = model.correct(params, x, y), model.losses(params, x, y)
@@ -41,6 +41,6 @@ def evaluate(params: Params, model: Model, x: Array, y: Array) -> Score:
 
 
 def _block_size(num_samples: int, most: int) -> int:
-    """At most so many samples; if possible, so many that none are left over, which would have to be compiled twice."""
+    """Returns a block size of at most `most`, preferably a divisor: a remainder would be compiled separately."""
     most = min(most, num_samples)
     return max((size for size in range(most // 2 + 1, most + 1) if num_samples % size == 0), default=most)

@@ -1,7 +1,7 @@
-"""What is trained: Table II of the paper, and any flax module.
+"""Models: those of the paper's Table II, and any flax module.
 
-A model is a few pure functions of its parameters, which are a pytree. It takes inputs as they are stored: bytes are
-scaled to [0, 1], then all are normalised by the mean and standard deviation that the model was made with.
+A model is a set of pure functions of its parameters, a pytree. It takes inputs as stored: bytes are scaled to [0, 1],
+then all inputs are normalised with the model's mean and standard deviation.
 """
 
 import functools
@@ -23,18 +23,18 @@ Params = Any
 
 
 class Model(NamedTuple):
-    """Functions of inputs (B, ...) and targets (B,); `losses` include the regularisation, so that F_i is their mean."""
+    """Functions of inputs (B, ...) and targets (B,); `losses` include the regularisation, so F_i is their mean."""
 
     init: Callable[[Array], Params]  # key -> params
     losses: Callable[[Params, Array, Array], Array]  # params, x, y -> (B,)
     correct: Callable[[Params, Array, Array], Array]  # params, x, y -> (B,) bool
-    check_targets: Callable[[np.ndarray], None]  # ValueError for targets that the model is not for
+    check_targets: Callable[[np.ndarray], None]  # raises ValueError for targets that the model does not support
 
     def __repr__(self) -> str:
         return f"Model({num_parameters(self)} parameters)"
 
     def loss(self, params: Params, x: Array, y: Array) -> Array:
-        """The mean loss of a batch."""
+        """Returns the mean loss of a batch."""
         return jnp.mean(self.losses(params, x, y))
 
 
@@ -46,11 +46,11 @@ def _count(shapes: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
-_MOST_PARAMETERS = 2**31 - 1  # which 32 bits can count
+_MOST_PARAMETERS = 2**31 - 1  # the largest int32
 
 
 def upload_bits(model: Model, bits_per_parameter: int = 32) -> float:
-    """S, the size of an uploaded model."""
+    """Returns S, the size of an uploaded model."""
     return float(bits_per_parameter * num_parameters(model))
 
 
@@ -62,9 +62,9 @@ def mlp(
     mean: float = 0.0,
     std: float = 1.0,
 ) -> Model:
-    """The paper's network: one hidden layer of 64 ReLU units and cross-entropy, by default.
+    """Makes the paper's network: by default one hidden layer of 64 ReLU units, with cross-entropy.
 
-    Equal arguments give one and the same object, so that what is compiled for it is compiled once.
+    Equal arguments return the same object, so that programs are compiled once.
     """
     return _mlp(
         _sizes("input_shape", input_shape),
@@ -88,7 +88,7 @@ def _mlp(input_shape: tuple[int, ...], num_labels: int, hidden: tuple[int, ...],
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between them, started as PyTorch's Linear is: uniform in +-1/sqrt(inputs)."""
+    """Linear layers with ReLU between them, initialised like PyTorch's Linear: uniform in +-1/sqrt(inputs)."""
 
     features: Sequence[int]
 
@@ -104,7 +104,7 @@ class MLP(nn.Module):
 def from_flax(
     module: nn.Module, input_shape: Sequence[int], num_labels: int, *, mean: float = 0.0, std: float = 1.0
 ) -> Model:
-    """A classifier by cross-entropy from a flax module that maps a batch of inputs to logits (B, num_labels)."""
+    """Makes a classifier with cross-entropy loss from a flax module that maps inputs to logits (B, num_labels)."""
     name = type(module).__name__
     mean, std = _scale(mean, std)
     example = jax.ShapeDtypeStruct((2, *input_shape), jnp.float32)
@@ -115,9 +115,12 @@ def from_flax(
     if not variables.get("params"):
         raise ValueError(f"{name} has no parameters to train")
     if (number := _count(variables["params"])) > _MOST_PARAMETERS:
-        raise ValueError(f"{name} has {number} parameters, and can have {_MOST_PARAMETERS}")
+        raise ValueError(f"{name} has {number} parameters, more than the {_MOST_PARAMETERS} allowed")
     if others := sorted(set(variables) - {"params"}):
-        raise ValueError(f"{name} has state beside its parameters ({', '.join(others)}), which averaging would lose")
+        raise ValueError(
+            f"{name} has state besides its parameters ({', '.join(others)}), which averaging would lose: use a module "
+            "without it"
+        )
     try:
         logits = jax.eval_shape(module.apply, variables, example)
     except flax.errors.FlaxError as error:
@@ -125,7 +128,7 @@ def from_flax(
     shape, dtype = getattr(logits, "shape", None), getattr(logits, "dtype", jnp.bool_)
     if shape != (2, num_labels) or not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(
-            f"{name} must map a batch of 2 to real logits of shape (2, {num_labels}), one a label, "
+            f"{name} must map a batch of 2 to real logits of shape (2, {num_labels}), one per label, "
             f"got {shape or logits}"
         )
 
@@ -150,7 +153,7 @@ def from_flax(
 
 
 def linear_regression(num_features: int, *, mean: float = 0.0, std: float = 1.0) -> Model:
-    """The loss 1/2 (y - w x)^2, convex; an answer is right within 1/2."""
+    """Makes a model with the convex loss 1/2 (y - w x)^2; predictions within 1/2 count as correct."""
     num_features, (mean, std) = checks.whole("num_features", num_features, 1, _MOST_PARAMETERS), _scale(mean, std)
 
     def predict(params, x):
@@ -170,9 +173,9 @@ def linear_regression(num_features: int, *, mean: float = 0.0, std: float = 1.0)
 
 
 def squared_svm(num_features: int, *, regularisation: float = 0.1, mean: float = 0.0, std: float = 1.0) -> Model:
-    """The loss lambda/2 |w|^2 + 1/2 max(0, 1 - y w x)^2, strongly convex, for targets y of -1 and 1.
+    """Makes a model with the strongly convex loss lambda/2 |w|^2 + 1/2 max(0, 1 - y w x)^2, for targets -1 and 1.
 
-    The paper's Table II prints it without the square, which its smoothness needs.
+    The paper's Table II omits the square, without which the loss is not smooth.
     """
     num_features, (mean, std) = checks.whole("num_features", num_features, 1, _MOST_PARAMETERS), _scale(mean, std)
     regularisation = checks.scalar("regularisation", regularisation, checks.not_negative)
@@ -194,7 +197,7 @@ def squared_svm(num_features: int, *, regularisation: float = 0.1, mean: float =
 
 
 def _scale(mean: float, std: float) -> tuple[float, float]:
-    """By what inputs are normalised, such that they stay within the range of float32, and so does their square."""
+    """Checks mean and std such that normalised inputs and their squares stay within the range of float32."""
     allowed = lambda x: np.abs(x) <= 1e6  # noqa: E731
     checks.within("mean", mean, allowed, "between -1e6 and 1e6", ())
     return float(mean), checks.scalar("std", std, checks.positive, low=1e-6, high=1e6)

@@ -1,13 +1,12 @@
-"""One round of learning: local training of the scheduled devices, aggregation, and what is estimated on the way.
+"""One round of learning: local training of the scheduled devices, aggregation and estimation.
 
-Eq. (2), (3) and steps 11 to 22 of Alg. 3. All devices start from the global model; each takes tau steps of an optax
-optimizer, whose state is reset each round unless devices keep it; the new global model is their mean, weighted by data
+Eq. (2), (3) and steps 11 to 22 of Alg. 3. All devices start from the global model. Each takes tau steps of an optax
+optimizer, whose state is reset each round unless devices keep it. The new global model is their mean, weighted by data
 size.
 
-Two executions give the same result. With `width=None` all M devices train under one vmap and those not scheduled get no
-weight: the right thing where M models cost what one costs, and the one that reverse-mode differentiation goes through.
-With a width, the scheduled devices are gathered and train so many at a time, at the cost of the scheduled ones only.
-Neither recompiles when the schedule changes.
+There are two ways to compute a round, with the same result. With `width=None`, all M devices train under one vmap, and
+those not scheduled get no weight. This suits accelerators and supports reverse-mode differentiation. With a width, only
+the scheduled devices train, `width` at a time. Neither recompiles when the schedule changes.
 """
 
 import functools
@@ -27,18 +26,18 @@ from fcjax.types import Estimates, Training
 OptimizerFactory: TypeAlias = Callable[[Training], optax.GradientTransformation] | optax.GradientTransformation
 EstimateOn = Literal["batch", "local"] | None
 DivergenceOf = Literal["displacement", "gradient"]
-DrawBatches = Callable[[Array, Array, Training], Array]  # key, size of the local data, settings: positions, (tau, d)
+DrawBatches = Callable[[Array, Array, Training], Array]  # key, size of the local data, settings -> positions, (tau, d)
 
 
 class Trained(NamedTuple):
     params: Params  # w_k
     loss: Array  # () F(w_{k-1}) as the scheduled devices report it
     estimates: Estimates
-    optimizer_states: optax.OptState | None  # (M, ...) where devices keep them
+    optimizer_states: optax.OptState | None  # (M, ...) if devices keep them
 
 
 def sgd(training: Training) -> optax.GradientTransformation:
-    """Stochastic gradient descent with momentum, after the settings."""
+    """Returns stochastic gradient descent with momentum."""
     return optax.sgd(training.learning_rate, training.momentum)
 
 
@@ -48,15 +47,15 @@ def _optimizer(make: OptimizerFactory, training: Training) -> optax.GradientTran
 
 class _Local(NamedTuple):
     params: Params
-    gradient: Params | None  # at w_{k-1}, where it is asked for
+    gradient: Params | None  # at w_{k-1}, if requested
     loss: Array
     rho: Array
     beta: Array
-    optimizer_state: optax.OptState | None  # where devices keep it
+    optimizer_state: optax.OptState | None  # if devices keep it
 
     @property
     def ruler(self) -> Params:
-        """What the divergence of devices is measured by."""
+        """The quantity that the divergence of devices is measured on."""
         return self.params if self.gradient is None else self.gradient
 
 
@@ -71,15 +70,15 @@ def train_device(
     keep_gradient: bool = False,
     optimizer_state: optax.OptState | None = None,
 ) -> _Local:
-    """Trains one device on mini-batches, given by the indices of their samples, (tau, d).
+    """Trains one device on mini-batches, given as sample indices, (tau, d).
 
-    F_i and its gradient are estimated on the first mini-batch, or on the whole local data, given as inputs, targets and
-    a mask of those that count. The optimizer starts from `optimizer_state`, or afresh without one.
+    F_i and its gradient are estimated on the first mini-batch, or on `whole`, the local data as inputs, targets and a
+    mask. The optimizer starts from `optimizer_state`, or from its initial state.
     """
     keeps = optimizer_state is not None
 
     def slope(params, batch):
-        # As rows of numbers, which takes less time than to gather images.
+        # Gathering flat rows is faster than gathering images.
         x = data.x.reshape(len(data.x), -1)[batch].reshape(*batch.shape, *data.x.shape[1:])
         return jax.value_and_grad(model.loss)(params, x, data.y[batch])
 
@@ -87,7 +86,7 @@ def train_device(
         params, state = carry
         return _apply(optimizer, slope(params, batch)[1], state, params), None
 
-    # The first step stands alone because its loss and gradient are those that the estimates need.
+    # The first step is separate because the estimates need its loss and gradient.
     loss, gradient = slope(params, samples[0])
     carry = _apply(optimizer, gradient, optimizer_state if keeps else optimizer.init(params), params)
     (trained, last_state), _ = lax.scan(step, carry, samples[1:])
@@ -111,10 +110,10 @@ def _apply(optimizer, gradient, state, params):
 
 
 def aggregate(stacked: Params, share: Array) -> Params:
-    """Eq. (3): the mean of models stacked along the first axis, weighted by shares, which are 0 for those left out."""
+    """Eq. (3): averages models stacked along the first axis, weighted by shares; those with share 0 are left out."""
 
     def mean(leaf):
-        # A model that is left out may have diverged, and 0 times inf is no number.
+        # A model that is left out may have diverged, and 0 times inf is NaN.
         counted = jnp.where((share > 0).reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
         return jnp.tensordot(share.astype(leaf.dtype), counted, 1)
 
@@ -137,24 +136,24 @@ def train_round(
     draw_batches: DrawBatches = batches.draw,
     optimizer_states: optax.OptState | None = None,
 ) -> Trained:
-    """One round from the global model `params`.
+    """Trains one round from the global model `params`.
 
     Args:
-      keys: (M,), one a device, of this round: they choose the mini-batches.
+      keys: (M,) random keys of the mini-batches, one per device.
       params: w_{k-1}.
-      scheduled: (M,) bool; if nobody is, the model stays as it is.
-      estimates: what is known so far.
+      scheduled: (M,) bool; if no device is scheduled, the model does not change.
+      estimates: the current estimates.
       data: the shared data set and its partition.
       training: the settings of local training.
-      model: what is trained.
-      make_optimizer: the local optimizer, or a function that makes it of the settings.
+      model: the model to train.
+      make_optimizer: the local optimizer, or a function that makes one from the training settings.
       width: how many scheduled devices train at a time; None for all M under a mask.
-      estimate_on: "batch" takes losses and gradients for the estimates on the first mini-batch, at the cost of one
-        gradient more than training; "local" on all data of the device; None leaves the estimates as they are.
-      divergence_of: "displacement" takes (w_{k-1} - w_i)/(tau eta) for the gradient of device i when delta is
-        estimated, as step 20 of Alg. 3 says; "gradient" takes the gradient at w_{k-1} itself.
-      draw_batches: chooses the mini-batches.
-      optimizer_states: (M, ...) what the devices' optimizers start from; None resets them.
+      estimate_on: "batch" estimates losses and gradients on the first mini-batch, at the cost of one additional
+        gradient; "local" uses all data of the device; None leaves the estimates unchanged.
+      divergence_of: how delta is estimated. "displacement" takes (w_{k-1} - w_i)/(tau eta) as the gradient of device
+        i, as in step 20 of Alg. 3; "gradient" takes the gradient at w_{k-1}.
+      draw_batches: draws the mini-batches.
+      optimizer_states: (M, ...) initial states of the devices' optimizers; None resets them.
     """
     if estimate_on not in (None, "batch", "local"):
         raise ValueError(f"estimate_on must be None, 'batch' or 'local', got {estimate_on!r}")
@@ -202,17 +201,17 @@ def train_round(
 def first_optimizer_states(
     params: Params, training: Training, make_optimizer: OptimizerFactory, num_devices: int
 ) -> optax.OptState:
-    """What devices that keep their optimizer's state start with, (M, ...)."""
+    """Returns the initial optimizer states, (M, ...), for devices that keep them."""
     state = _optimizer(make_optimizer, training).init(params)
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_devices, *jnp.shape(leaf))), state)
 
 
 class _All(NamedTuple):
-    """What the devices have come to: the mean model, and of each device, if it is scheduled, its results."""
+    """Results of all devices: the mean model, and the local results of those scheduled."""
 
     mean: Params
     local: _Local  # without models and gradients
-    distance: Array  # (M,) of the device's model, or gradient, from the mean
+    distance: Array  # (M,) distance of the device's model, or gradient, from the mean
 
 
 def _under_a_mask(train: Callable[[Array], _Local], scheduled: Array, share: Array) -> _All:
@@ -224,7 +223,7 @@ def _under_a_mask(train: Callable[[Array], _Local], scheduled: Array, share: Arr
 
 
 def _in_slots(train: Callable[[Array], _Local], scheduled: Array, share: Array, width: int) -> _All:
-    """Trains `width` of the scheduled devices at a time, at the cost of these, and of room for the models of all."""
+    """Trains `width` scheduled devices at a time; memory holds the models of all devices."""
     num_devices = scheduled.size
     width = min(width, num_devices)
     order = jnp.argsort(~scheduled, stable=True)  # the scheduled first
@@ -233,7 +232,7 @@ def _in_slots(train: Callable[[Array], _Local], scheduled: Array, share: Array, 
     num_scheduled = jnp.sum(scheduled)
 
     def in_turn(visit, state):
-        """The state after visit(start, state) for the starts of all chunks that hold a scheduled device."""
+        """Applies visit(start, state) to all chunks that hold a scheduled device."""
         step = lambda carry: (carry[0] + width, visit(*carry))  # noqa: E731
         return lax.while_loop(lambda carry: carry[0] < num_scheduled, step, (jnp.array(0), state))[1]
 

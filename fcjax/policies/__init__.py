@@ -1,8 +1,8 @@
-"""Scheduling policies: who takes part in a round, and with what part of the bandwidth.
+"""Scheduling policies: which devices take part in a round, and with what share of the bandwidth.
 
-Each factory returns a `Policy`. Its parameters (phi, n, a threshold) are the policy's state, hence data: all policies
-from one factory share one compiled program. All schedule at least one device, and all but client selection split the
-bandwidth optimally (Alg. 1). `by_name` reads the names that command lines use.
+Each factory returns a `Policy`. Its parameters (phi, n, a threshold) are part of the policy's state, so all policies
+from one factory share one compiled program. Every policy schedules at least one device. `client_selection` and
+`everybody` use equal shares; the others split the bandwidth optimally (Alg. 1). `by_name` looks policies up by name.
 """
 
 from fcjax.policies.baselines import centralized, everybody, is_centralized, proportional_fair, random

@@ -1,4 +1,4 @@
-"""Policies that look at no more than the channel: random, proportional fair, everybody, and the centralized trainer."""
+"""Baselines that use at most the channel gains: random, proportional fair, everybody, centralized."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from fcjax.wireless.sets import smallest_mask
 
 
 def random(n: ArrayLike = 3) -> Policy:
-    """RD: n devices uniformly at random; 3 is the paper's number."""
+    """RD: schedules n devices uniformly at random; the paper uses 3."""
     return with_number(n, _select_random)
 
 
@@ -23,7 +23,7 @@ def _select_random(key: Array, n: Array, context: RoundContext) -> tuple[Array, 
 
 
 def proportional_fair(n: ArrayLike = 3) -> Policy:
-    """PF: the n devices with the best channels; 3 is the paper's number.
+    """PF: schedules the n devices with the best channels; the paper uses 3.
 
     H. H. Yang, Z. Liu, T. Q. S. Quek, H. V. Poor, "Scheduling Policies for Federated Learning in Wireless Networks",
     IEEE Transactions on Communications, 2020.
@@ -37,18 +37,18 @@ def _select_proportional_fair(key: Array, n: Array, context: RoundContext) -> tu
 
 
 def everybody() -> Policy:
-    """All devices in every round, with equal shares: plain federated averaging."""
+    """Schedules all devices in every round, with equal shares: plain federated averaging."""
     return Policy(lambda cell: (), _select_everybody)
 
 
 def centralized() -> Policy:
-    """All data on one trainer, the upper bound of the paper's Fig. 4: for `presets.centralised` of an experiment."""
+    """Trains on all data in one place, the upper bound in the paper's Fig. 4. Use it with `presets.centralised`."""
 
     def init(cell: Cell) -> tuple:
         if checks.num_devices(cell) != 1:
             raise ValueError(
-                f"centralized is for one trainer, not for {checks.num_devices(cell)} devices: simulate "
-                "fcjax.presets.centralised(experiment), or use fcjax.sweep, which does"
+                f"centralized is for one trainer, not for {checks.num_devices(cell)} devices: use fcjax.sweep, or "
+                "simulate fcjax.presets.centralised(experiment)"
             )
         return ()
 

@@ -1,4 +1,4 @@
-"""What every policy owes the simulator. `check_policy` says what is wrong with one, before hours are spent on it."""
+"""The contract of policies. `check_policy` finds faults in a policy before a long sweep does."""
 
 import dataclasses
 import functools
@@ -26,32 +26,33 @@ def check_policy(
     ignores_labels: bool = True,
     seed: int = 0,
 ) -> None:
-    """Raises ValueError, in a line or two, if a policy does not do what all policies must.
+    """Raises ValueError if a policy violates the contract.
 
-    In every one of `num_rounds` random rounds, each by itself and all in turn, it schedules at least one device; the
-    shares are 0 for the others and sum to 1; the round time is that of these shares. It is a pure function, which jit
-    and vmap do not change, and keeps the structure of its state.
+    A policy must schedule at least one device in every round. Its shares must sum to 1 and be 0 for devices that are
+    not scheduled, and its round time must be that of its shares. It must be a pure function with the same decisions
+    under `jax.jit` and `jax.vmap`, and it must keep the structure of its state. All this is checked in random rounds,
+    separately and in sequence.
 
     Args:
-      policy: what is checked.
-      cell: in which the rounds are.
-      training: the settings that the policy is told.
-      name: for the message.
-      num_rounds: how many rounds are tried.
-      ignores_labels: also that relabelling the devices relabels the decision and does no more: in every round, or
-        for policies that draw random numbers in the mean over many. One that takes turns by index is no such policy.
-      seed: of the rounds.
+      policy: the policy.
+      cell: the cell of the random rounds.
+      training: the training settings that the policy sees.
+      name: the policy's name in error messages.
+      num_rounds: the number of random rounds.
+      ignores_labels: whether to also check that decisions do not depend on how devices are numbered. For policies that
+        draw random numbers, frequencies are compared. Use False for a policy that takes turns by index.
+      seed: the seed of the random rounds.
     """
     training = Training() if training is None else training
     num_rounds = checks.whole("num_rounds", num_rounds, 2)
     cell = checks.whole_cell(cell)
     if not isinstance(policy, Policy):
         raise ValueError(f"{name} must be a fcjax.Policy(init, select), got {type(policy).__name__}")
-    # As in a run, where they are numbers of samples.
+    # As in a run, where the data determine it.
     num_samples = np.asarray(np.broadcast_to(training.num_samples, checks.num_devices(cell)), np.int32)
     training = dataclasses.replace(training, num_samples=num_samples)
     draws = jax.random.split(jax.random.key(seed), (3, num_rounds))
-    # As arrays of NumPy, whose parts can be taken without a compilation for each.
+    # NumPy arrays can be sliced without compiling.
     contexts = jax.device_get(_random_contexts(draws[0], cell, training))
     state = of_user(f"{name}: init", lambda: policy.init(cell))
     check_traces(policy, state, cell, training, name=name, twice=True)
@@ -65,7 +66,7 @@ def check_policy(
 
 
 def random_context(key: Array, cell: Cell, training: Training) -> RoundContext:
-    """A round somewhere in a run: a random observation, and estimates within a factor of 10 of the paper's start."""
+    """Draws a round: a random observation, and estimates within a factor of 10 of the paper's initial ones."""
     draw_key, estimate_key, time_key = jax.random.split(key, 3)
     observation = observe(RoundKeys(*jax.random.split(draw_key, len(RoundKeys._fields))), cell, training)
     num_devices = checks.num_devices(cell)
@@ -81,7 +82,7 @@ _QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_pas
 
 @functools.partial(jax.jit, compiler_options=_QUICKLY)
 def _random_contexts(keys: Array, cell: Cell, training: Training) -> RoundContext:
-    """Rounds of one run: random observations and estimates, while time goes by."""
+    """Draws the rounds of one run: random observations and estimates, with increasing elapsed time."""
     contexts = jax.vmap(lambda key: random_context(key, cell, training))(keys)
     order = jnp.arange(len(keys))
     elapsed_s = jnp.asarray(training.budget_s, float) * order / len(keys)
@@ -108,9 +109,9 @@ _round_times = jax.jit(jax.vmap(lambda d, share, c: round_time(d.scheduled, shar
 def check_traces(
     policy: Policy, state: Any, cell: Cell, training: Training, *, name: str = "policy", twice: bool = False
 ) -> None:
-    """The cheap part of `check_policy`: that JAX can trace a policy, and that its results have the right shapes.
+    """Checks that JAX can trace a policy, and that its results have the right shapes: `check_policy`, the cheap part.
 
-    Traced twice, it must also be the same.
+    With `twice`, also that tracing it again gives the same.
     """
     key = jax.random.key(0)
     context = jax.eval_shape(random_context, key, cell, training)
@@ -122,7 +123,7 @@ def check_traces(
         ) from error
 
     def trace() -> Any:
-        # As a function of its own, because JAX remembers what it has traced.
+        # A new function each time, because JAX caches traces.
         return jax.make_jaxpr(lambda *args: policy.select(*args), return_shape=True)(key, state, context)
 
     jaxpr, shape = of_user(f"{name}: select", trace)
@@ -139,7 +140,7 @@ def check_traces(
             raise ValueError(f"{name}: {field} must be {kind.__name__} of shape {expected}, got {found}")
     before, after = (jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), s) for s in (state, new_state))
     if before != after:
-        raise ValueError(f"{name} must keep the structure of its state: it was {before}, and is {after} after a round")
+        raise ValueError(f"{name} must keep the structure of its state: it was {before}, but is {after} after a round")
     if not twice:
         return
     again, _ = of_user(f"{name}: select", trace)
@@ -162,13 +163,13 @@ def _check_values(decision: Decision, contexts: RoundContext, name: str) -> None
             "gives a share to a device that is not scheduled": ((share != 0) & ~scheduled).any(-1),
             "schedules a device without a share": ((share == 0) & scheduled).any(-1),
             "gives shares that do not sum to 1": ~(np.abs(total - 1) <= tolerance),
-            "gives a round time that is not the one of its shares": ~(np.abs(round_s - true_s) <= 1e-4 * true_s),
+            "gives a round time that does not match its shares": ~(np.abs(round_s - true_s) <= 1e-4 * true_s),
         }
     for fault, where in faults.items():
         if where.any():
             first = int(np.argmax(where))
             raise ValueError(
-                f"{name} {fault}, in {where.sum()} of {len(where)} random rounds; in the first of them "
+                f"{name} {fault}, in {where.sum()} of {len(where)} random rounds; in the first such round "
                 f"{scheduled[first].sum()} devices are scheduled, the shares sum to {total[first]:.6g}, and the round "
                 f"takes {true_s[first]:.6g} s (the policy says {round_s[first]:.6g} s)"
             )
@@ -180,13 +181,13 @@ def _differ(before: Any, after: Any) -> bool:
 
 
 def _check_same(together: Decision, in_turn: Decision, count: int, name: str) -> None:
-    """That the first decisions are the same under vmap and alone; all of them, if the state has not changed."""
+    """Checks that the first `count` decisions are the same under vmap and alone."""
     differs = np.any(together.scheduled != in_turn.scheduled, axis=-1)[:count]
     if np.mean(differs) > _TURNED:
-        raise ValueError(f"{name} decides otherwise under jax.vmap than alone, in {differs.sum()} of {count} rounds")
+        raise ValueError(f"{name} decides differently under jax.vmap, in {differs.sum()} of {count} rounds")
 
 
-_TURNED = 0.02  # of decisions may turn by rounding, where two choices are equally good
+_TURNED = 0.02  # fraction of decisions that rounding may change, where two choices are equally good
 
 
 def _check_labels(
@@ -214,6 +215,6 @@ def _check_labels(
     before = _decide_all(policy.select, keys, state, one)
     after = _decide_all(policy.select, keys, relabelled_state, relabelled(one, in_all))
     often, relabelled_often = (np.asarray(d.scheduled).mean(0) for d in (before, after))
-    deviation = np.sqrt(0.5 / len(keys))  # at most, of the difference of two frequencies
+    deviation = np.sqrt(0.5 / len(keys))  # upper bound for the difference of two frequencies
     if np.max(np.abs(often[order] - relabelled_often)) > 5 * deviation:
         raise ValueError(f"{name} depends on how devices are numbered: {often[order]} before, {relabelled_often} after")

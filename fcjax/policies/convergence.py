@@ -1,4 +1,4 @@
-"""Policies that weigh the round time against a convergence bound: FC (Alg. 2), its exact solution, a fixed number."""
+"""Policies that trade round time against a convergence bound: FC (Alg. 2), the exact solution, a fixed number."""
 
 from collections.abc import Callable
 
@@ -18,8 +18,8 @@ def fast_converge(phi: ArrayLike = 0.05) -> Policy:
     """FC, Alg. 2: adds the device that lengthens the round least, until the convergence bound would grow.
 
     W. Shi, S. Zhou, Z. Niu, M. Jiang, L. Geng, "Joint Device Scheduling and Resource Allocation for Latency Constrained
-    Wireless Federated Learning", IEEE Transactions on Wireless Communications, 2021. The decisions are those of the
-    algorithm as printed, at one search a device instead of one for each device that might be added.
+    Wireless Federated Learning", IEEE Transactions on Wireless Communications, 2021. The decisions equal those of the
+    published algorithm, with one search per added device instead of one per candidate.
     """
     return with_parameter("phi", phi, _select_fast_converge)
 
@@ -30,10 +30,10 @@ def _select_fast_converge(key: Array, phi: Array, context: RoundContext) -> tupl
 
 
 def exact(phi: ArrayLike = 0.05) -> Policy:
-    """P4 solved exactly: its objective depends on the set only through its size and round time.
+    """Solves P4 exactly: its objective depends on the set only through its size and round time.
 
-    So the best set is, over all sizes, the fastest set of that size with the least objective. The paper calls the
-    problem combinatorial and solves it greedily.
+    The best set is therefore the fastest set of some size. The paper calls the problem combinatorial and solves it
+    greedily.
     """
     return with_parameter("phi", phi, _select_exact)
 
@@ -45,7 +45,7 @@ def _select_exact(key: Array, phi: Array, context: RoundContext) -> tuple[Array,
 
 
 def fixed(n: ArrayLike) -> Policy:
-    """Always n devices, in FC's greedy order: Alg. 2 without its stopping rule, the baselines of the paper's Fig. 4."""
+    """Schedules n devices in FC's greedy order: Alg. 2 without its stopping rule, as in the paper's Fig. 4."""
     return with_number(n, _select_fixed)
 
 
@@ -54,7 +54,7 @@ def _select_fixed(key: Array, n: Array, context: RoundContext) -> tuple[Array, D
 
 
 def _greedy(upload: Upload, most: ArrayLike, cost: Callable[[Array, Array], Array]) -> Decision:
-    """Alg. 2: the fastest device, then the fastest addition as long as cost(n, round_s) does not grow, up to `most`."""
+    """Alg. 2: starts with the fastest device and adds up to `most` devices while cost(n, round_s) does not grow."""
     alone_s = time_with_share(1, upload)
     first = jnp.argmin(alone_s)
     one = jnp.array(1)
@@ -63,7 +63,7 @@ def _greedy(upload: Upload, most: ArrayLike, cost: Callable[[Array, Array], Arra
         scheduled, n, least, _ = state
         device, round_s = fastest_addition(scheduled, upload)
         new = cost(n + 1, round_s)
-        worse = ~(new <= least)  # also where the estimates of a model that diverged are no numbers
+        worse = ~(new <= least)  # also true for NaN, from the estimates of a diverged model
         added = scheduled | (jnp.arange(scheduled.size) == device)
         return jnp.where(worse, scheduled, added), jnp.where(worse, n, n + 1), jnp.where(worse, least, new), worse
 
@@ -73,7 +73,7 @@ def _greedy(upload: Upload, most: ArrayLike, cost: Callable[[Array, Array], Arra
 
 
 def objective(n: ArrayLike, round_s: ArrayLike, phi: ArrayLike, context: RoundContext) -> Array:
-    """What `fast_converge` and `exact` make small: P4 for n devices and a round time, as the context has it."""
+    """Returns the objective of P4 for n devices and a round time, which `fast_converge` and `exact` minimise."""
     training, estimates = context.training, context.estimates
     return bounds.scheduling_objective(
         n,

@@ -1,4 +1,4 @@
-"""Policies that schedule as many devices as finish by a deadline: client selection and asymptotic."""
+"""Policies that schedule as many devices as can finish by a deadline: client selection and asymptotic."""
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -12,10 +12,10 @@ from fcjax.wireless.sets import fastest_set, smallest_mask, time_with_share
 
 
 def client_selection(threshold_s: ArrayLike) -> Policy:
-    """CS: the most devices, the fastest first, that are done by a threshold with equal shares of the bandwidth.
+    """CS: schedules the most devices, fastest first, that finish by a threshold with equal shares of the bandwidth.
 
     T. Nishio, R. Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in Mobile Edge", IEEE
-    International Conference on Communications, 2019; equal shares are Shi et al.'s reading of it.
+    International Conference on Communications, 2019. Equal shares are Shi et al.'s interpretation.
     """
     return with_parameter("threshold_s", threshold_s, _select_client_selection)
 
@@ -25,11 +25,11 @@ def _select_client_selection(key: Array, threshold_s: Array, context: RoundConte
     num_devices = upload.unit_s.size
 
     def done(n):
-        """How many devices are in time with the share 1/n: it falls with n, so that bisection finds the largest n."""
+        """Returns how many devices finish in time with share 1/n; it falls with n, so bisection finds the largest n."""
         return jnp.sum(time_with_share(1 / n.astype(upload.unit_s.dtype), upload) <= threshold_s)
 
     def bisect(_, bracket):
-        low, high = bracket  # n = low is possible (or 1), n = high is not
+        low, high = bracket  # n = low is feasible (or 1), n = high is not
         middle = (low + high) // 2
         possible = done(middle) >= middle
         return jnp.where(possible, middle, low), jnp.where(possible, high, middle)
@@ -42,18 +42,18 @@ def _select_client_selection(key: Array, threshold_s: Array, context: RoundConte
 
 
 def asymptotic(threshold_s: ArrayLike) -> Policy:
-    """AS: the most devices that are done by a threshold under the optimal split of the bandwidth.
+    """AS: schedules the most devices that finish by a threshold when the bandwidth is split optimally.
 
     M. Chen, Z. Yang, W. Saad, C. Yin, H. V. Poor, S. Cui, "A Joint Learning and Communications Framework for Federated
-    Learning over Wireless Networks", IEEE Transactions on Wireless Communications, 2021, as Shi et al. read it: the
-    convergence after infinitely many rounds is best with as many devices as possible.
+    Learning over Wireless Networks", IEEE Transactions on Wireless Communications, 2021. In Shi et al.'s
+    interpretation, scheduling as many devices as possible gives the best convergence after infinitely many rounds.
     """
     return with_parameter("threshold_s", threshold_s, _select_asymptotic)
 
 
 def _select_asymptotic(key: Array, threshold_s: Array, context: RoundContext) -> tuple[Array, Decision]:
     upload = uploads_of(context)
-    # A set is done by the threshold iff the shares it needs for that sum to 1 at most.
+    # A set finishes by the threshold iff the shares it requires sum to at most 1.
     share = jnp.sort(required_share(threshold_s, context.observation, context.cell))
     n = jnp.maximum(jnp.sum(jnp.cumsum(share) <= 1), 1)
     return threshold_s, allocate_uploads(fastest_set(n, upload)[0], upload)

@@ -1,4 +1,4 @@
-"""What policies share: a checked parameter as their state, and the uploads of a round."""
+"""Helpers of policies: a checked parameter as state, and the uploads of a round."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ def uploads_of(context: RoundContext) -> Upload:
 
 
 def with_parameter(name: str, value: ArrayLike, select: Callable) -> Policy:
-    # as it is computed with: what is positive in float64 may be 0 in float32
+    # A positive float64 may be 0 in float32, so the converted value is checked too.
     checks.positive(name, value, ())
     checks.positive(name, jnp.asarray(value, float), ())
     return Policy(lambda cell: jnp.asarray(value, float), select)

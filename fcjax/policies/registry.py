@@ -1,4 +1,4 @@
-"""Policies by name, as command lines have them: built in, or from a file of the user's."""
+"""Policies by name: built in, or from the user's file."""
 
 import ast
 import difflib
@@ -35,7 +35,7 @@ SHORT = {
 
 
 def factory_by_name(name: str) -> Callable[..., Policy]:
-    """What makes the policy of a name: "fc", "cs-l", "fixed(n=5)" or "fixed-5", "my_file:my_policy(x=2)"."""
+    """Returns the factory of a named policy: "fc", "cs-l", "fixed(n=5)" or "fixed-5", "my_file:my_policy(x=2)"."""
     if not isinstance(name, str):
         raise ValueError(f"the name of a policy must be a string, got {name!r}")
     long = SHORT.get(name, name)
@@ -73,7 +73,7 @@ def factory_by_name(name: str) -> Callable[..., Policy]:
 
 
 def known_names() -> list[str]:
-    """How the built-in policies can be named."""
+    """Returns the names of the built-in policies."""
     names = []
     for name, factory in REGISTRY.items():
         required = [p.name for p in _parameters(factory).values() if p.default is p.empty]
@@ -82,7 +82,7 @@ def known_names() -> list[str]:
 
 
 def _arguments(name: str, text: str) -> dict[str, object]:
-    """The arguments in parentheses, which are given by name."""
+    """Parses keyword arguments in parentheses."""
     try:
         call = ast.parse(f"f{text}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
@@ -99,7 +99,7 @@ def takes_phi(factory: Callable[..., Policy]) -> bool:
 def _parameters(factory: Callable[..., Policy]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(factory).parameters
-    except ValueError:  # some built-in functions have none to look at
+    except ValueError:  # some built-in functions have no signature
         return {}
 
 
@@ -108,12 +108,12 @@ def is_built_in(policy: Policy) -> bool:
 
 
 def by_name(name: str, *, phi: ArrayLike = 0.05) -> Policy:
-    """The policy of a name, with parameters by name, as in "fixed(n=5)"; one that has a parameter phi gets it."""
+    """Returns a policy by name, such as "fc" or "fixed(n=5)"; `phi` is passed to policies that take it."""
     factory = factory_by_name(name)
     make = functools.partial(factory, phi=phi) if takes_phi(factory) else factory
     policy = make() if ":" not in name else of_user(f"policy {name!r}", make)
     if not isinstance(policy, Policy):
-        raise ValueError(f"policy {name!r} must give a fcjax.Policy(init, select), got {type(policy).__name__}")
+        raise ValueError(f"policy {name!r} must return a fcjax.Policy(init, select), got {type(policy).__name__}")
     return policy
 
 

@@ -1,7 +1,7 @@
-"""Pictures of a sweep: accuracy against simulated time and against an axis of the sweep, and what happened in rounds.
+"""Plots of a sweep: accuracy against simulated time or an axis of the sweep, and statistics of rounds.
 
-Lines are means over seeds and bands their 95% intervals. There is one panel for each setting of the cell and the data,
-and in it one line for each policy, and for each phi if there are several.
+Lines are means over seeds, and bands are their 95% intervals. There is one panel per setting of the cell and the data,
+with one line per policy, and per phi if there are several.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from fcjax.sweeps.metrics import interval
 from fcjax.sweeps.results import further_axes
 
-# Okabe and Ito's palette, whose colours also differ for colour-blind eyes.
+# Okabe and Ito's palette, which colour-blind people can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 _LINES = ("-", "--", ":", "-.")
 STYLE: Any = {
@@ -31,7 +31,7 @@ STYLE: Any = {
     "figure.dpi": 160,
 }
 _PANELS = {"distribution": "{}", "radius_m": "R = {:g} m", "devices": "M = {}", "budget_s": "T = {:g} s"}
-_ALWAYS = ("distribution", "radius_m")  # in titles, also if they do not vary
+_ALWAYS = ("distribution", "radius_m")  # in titles even if they do not vary
 _ROUNDS = (
     ("scheduled", "scheduled devices"),
     ("round_s", "round time (s)"),
@@ -42,7 +42,7 @@ _ROUNDS = (
 
 
 def accuracy(results: xr.Dataset) -> Figure:
-    """Test accuracy of the global model against simulated time."""
+    """Plots test accuracy of the global model against simulated time."""
     panels = list(_panels(results))
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
@@ -64,7 +64,7 @@ def accuracy(results: xr.Dataset) -> Figure:
 
 
 def rounds(results: xr.Dataset) -> Figure:
-    """Scheduled devices, round time and estimates against simulated time, in means over spans of it."""
+    """Plots scheduled devices, round time and estimates, averaged over spans of simulated time."""
     panels = list(_panels(results))
     shape = (2, 3) if len(panels) == 1 else (len(_ROUNDS), len(panels))
     with plt.rc_context(STYLE):
@@ -96,10 +96,10 @@ def rounds(results: xr.Dataset) -> Figure:
 
 
 def against(results: xr.Dataset, axis: str) -> Figure:
-    """Best accuracy of each run against an axis of the sweep whose values are numbers."""
+    """Plots the best accuracy of each run against a numeric axis of the sweep."""
     values = results[axis].values
     if not np.issubdtype(values.dtype, np.number):
-        raise ValueError(f"axis must have numbers as values, and {axis} has {values.tolist()[0]!r}")
+        raise ValueError(f"axis must have numbers as values, but {axis} has {values.tolist()[0]!r}")
     panels = list(_panels(results, without=axis))
     positions = np.unique(values)
     logarithmic = positions.min() > 0 and positions.max() > 5 * positions.min()
@@ -121,7 +121,7 @@ def against(results: xr.Dataset, axis: str) -> Figure:
 
 
 def _panels(results: xr.Dataset, without: str | None = None) -> Iterator[tuple[str, xr.Dataset]]:
-    """The settings of cell and data that occur, with a title that says in what they differ."""
+    """Yields the runs of each setting of cell and data, with a title that says how it differs from the others."""
     names = [name for name in (*_PANELS, *further_axes(results)) if name != without]
     settings = list(zip(*(results[name].values.tolist() for name in names), strict=True))
     varies = [len({setting[i] for setting in settings}) > 1 for i in range(len(names))]
@@ -135,7 +135,7 @@ def _panels(results: xr.Dataset, without: str | None = None) -> Iterator[tuple[s
 
 
 def _lines(results: xr.Dataset, runs: xr.Dataset) -> Iterator[tuple[dict[str, Any], xr.Dataset]]:
-    """The policies of a panel, each with its colour, line and name, the same in all panels."""
+    """Yields the runs of each policy in a panel, with a style that is the same in all panels."""
     names = list(dict.fromkeys(results.policy.values.tolist()))
     phis = list(dict.fromkeys(str(phi) for phi in results.phi.values.tolist() if not np.isnan(phi)))
     several = len(phis) > 1
@@ -143,7 +143,7 @@ def _lines(results: xr.Dataset, runs: xr.Dataset) -> Iterator[tuple[dict[str, An
     for label in dict.fromkeys(labels):
         name, phi = label
         number = phis.index(phi) if phi in phis else 0
-        # One policy with several phi is told apart by colour, several policies by colour and phi by the line.
+        # Colour distinguishes policies and the line style phi; with one policy, colour distinguishes phi.
         colour = names.index(name) if len(names) > 1 or not several else number
         style = {
             "color": COLOURS[colour % len(COLOURS)],
@@ -167,7 +167,7 @@ def _legend(figure: Figure, grid: np.ndarray) -> None:
 
 
 def held(run: xr.Dataset, times: np.ndarray) -> np.ndarray:
-    """The accuracy at given times: each round's is held until the next round ends."""
+    """Returns the accuracy at given times; that of a round holds until the next round ends."""
     run = run.squeeze("run")
     num_rounds = int(run.rounds)
     values = np.concatenate([[float(run.start_accuracy)], run.accuracy.values[:num_rounds]])
@@ -175,7 +175,7 @@ def held(run: xr.Dataset, times: np.ndarray) -> np.ndarray:
 
 
 def _in_spans(run: xr.Dataset, name: str, edges: np.ndarray) -> np.ndarray:
-    """The mean over the rounds that end in each span of time, NaN where none does."""
+    """Returns the mean over the rounds that end in each span of time, or NaN if there are none."""
     run = run.squeeze("run")
     num_rounds = int(run.rounds)
     values = run[name].values[:num_rounds].astype(float)

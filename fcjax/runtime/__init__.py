@@ -1,1 +1,1 @@
-"""Hardware, clusters, compiled programs, files and progress: what knows nothing of federated learning."""
+"""Infrastructure that is independent of federated learning: hardware, clusters, programs, files and progress."""

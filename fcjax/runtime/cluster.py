@@ -1,4 +1,4 @@
-"""Dask clusters: one on this machine, and the checks that the workers of any can do the work."""
+"""Dask clusters: starts a local one, and checks the workers of any."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ from fcjax.runtime.hardware import is_accelerated, use_one_thread
 if TYPE_CHECKING:
     from distributed import Client
 
-_START_S = 20.0  # within which a worker should be there
+_START_S = 20.0  # time for the first worker to start
 _LOCAL = "fcjax"  # the name of the cluster that `local_client` starts
 
 
@@ -33,9 +33,9 @@ def address_of(client: "Client") -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Versions:
-    """What has to be the same on all workers."""
+    """Versions that must be the same on all workers."""
 
-    fcjax: str  # digest of its code
+    fcjax: str  # digest of the package's code
     jax: str
     jaxlib: str
 
@@ -49,23 +49,23 @@ def versions() -> Versions:
 
 
 def _introduce(dask_worker: Any) -> tuple[Versions, int, bool]:
-    """A worker says what it has; Dask gives it to functions with an argument of this name."""
+    """Describes a worker, which Dask passes to any argument of this name."""
     use_one_thread()
     return versions(), dask_worker.state.nthreads, is_accelerated()
 
 
 def differences(found: Versions, wanted: Versions) -> str:
-    """What a worker has in another version, and what to do about it; nothing if all is the same."""
+    """Describes the versions that differ and what to do about it; returns "" if none does."""
     apart = [
         f"{field.name} {getattr(found, field.name)} instead of {getattr(wanted, field.name)}"
         for field in dataclasses.fields(wanted)
         if getattr(found, field.name) != getattr(wanted, field.name)
     ]
-    return f"{', '.join(apart)}: install the same versions there and here, and restart it" if apart else ""
+    return f"{', '.join(apart)}: install the same versions there and here, then restart the worker" if apart else ""
 
 
 def check_workers(client: "Client") -> None:
-    """Raises RuntimeError if a worker of a cluster cannot do the work, or does it with other results."""
+    """Raises RuntimeError if a worker cannot execute runs or would give different results."""
     try:
         client.wait_for_workers(1, timeout=_START_S)
     except TimeoutError as error:
@@ -73,14 +73,14 @@ def check_workers(client: "Client") -> None:
             raise RuntimeError(f"no worker process has started within {_START_S:.0f} s: try again") from error
         address = address_of(client)
         warnings.warn(
-            f"no worker has joined the scheduler at {address}: waiting for one; start some with dask worker {address} "
-            "--nworkers auto --nthreads 1",
+            f"no worker has joined the scheduler at {address}: waiting for one; start workers with dask worker "
+            f"{address} --nworkers auto --nthreads 1",
             stacklevel=2,
         )
         client.wait_for_workers(1)
     for address, found in client.run(_introduce, on_error="return").items():
         if isinstance(found, OSError):
-            continue  # it has just gone; Dask gives its runs to others
+            continue  # it has just left; Dask reassigns its runs
         if isinstance(found, Exception):
             raise RuntimeError(f"worker {address} cannot be used: {type(found).__name__}: {found}")
         about, nthreads, accelerated = found
@@ -88,14 +88,14 @@ def check_workers(client: "Client") -> None:
             raise RuntimeError(f"worker {address} has {apart}")
         if nthreads > 1 and not accelerated:
             raise RuntimeError(
-                f"worker {address} has {nthreads} threads, and runs take one each: start workers with --nworkers auto "
+                f"worker {address} has {nthreads} threads, but a run uses one: start workers with --nworkers auto "
                 "--nthreads 1"
             )
 
 
-# Of the workers of this machine. Dask looks at what they do 100 times a second, which costs runs up to a quarter.
+# Environment of local workers. Dask's profiler samples them 100 times a second and slows runs by up to a quarter.
 _ENVIRONMENT = {
-    "PYTHONSAFEPATH": "1",  # so that files in the current folder do not take the place of libraries
+    "PYTHONSAFEPATH": "1",  # so that files in the current folder do not shadow libraries
     "DASK_LOGGING__DISTRIBUTED": "error",
     "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
     "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "10s",
@@ -105,7 +105,7 @@ _ENVIRONMENT = {
 
 @contextlib.contextmanager
 def local_client(number: int) -> Iterator["Client"]:
-    """A cluster of so many workers on this machine, which listens on the loopback interface only."""
+    """Starts a cluster of `number` workers on this machine that listens on the loopback interface only."""
     import dask
     from distributed import Client, Scheduler
     from distributed.deploy.spec import SpecCluster
@@ -118,7 +118,7 @@ def local_client(number: int) -> Iterator["Client"]:
         "memory_limit": 0,
         "preload": ["fcjax.sweeps.executor"],
     }
-    options["death_timeout"] = 60  # of a worker whose driver was killed before it had joined
+    options["death_timeout"] = 60  # ends a worker whose driver was killed before it joined
     worker = {
         "cls": SubprocessWorker,
         "options": {"worker_class": "distributed.Worker", "worker_kwargs": options},

@@ -1,4 +1,4 @@
-"""What the scripts share on the command line: cheap checks first, warnings as lines, and tables in columns."""
+"""Helpers of command-line programs: early checks, one-line warnings, tables and signals."""
 
 import contextlib
 import os
@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-Block = str | list[list[str]]  # a paragraph, or the lines of a table, the first its head
+Block = str | list[list[str]]  # a paragraph, or the rows of a table, header first
 
 
 def check_writable(folder: Path) -> None:
-    """Raises OSError for a folder that results cannot be written to."""
+    """Raises OSError if results cannot be written to a folder."""
     try:
         str(folder).encode()
     except UnicodeEncodeError as error:
@@ -32,7 +32,7 @@ def check_writable(folder: Path) -> None:
 
 @contextlib.contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Prints warnings without the line of code that they come from."""
+    """Prints each warning as one line, without its source line."""
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
@@ -40,7 +40,7 @@ def warnings_as_lines() -> Iterator[None]:
 
 
 def as_text(blocks: Sequence[Block]) -> str:
-    """Paragraphs and tables for a terminal; columns of words are adjusted to the left, of numbers to the right."""
+    """Formats paragraphs and tables for a terminal; columns of words are left-aligned, of numbers right-aligned."""
     parts = []
     for block in blocks:
         if isinstance(block, str):
@@ -56,7 +56,7 @@ def as_text(blocks: Sequence[Block]) -> str:
 
 
 def end_on_sigterm() -> None:
-    """Treats SIGTERM, by which clusters end a job, like Ctrl-C."""
+    """Handles SIGTERM, which clusters send to end a job, like Ctrl-C."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _interrupt)
 
@@ -66,8 +66,8 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process at once: after Ctrl-C, a compilation may still be running in another thread."""
+    """Exits at once: after Ctrl-C, a compilation may still be running in another thread."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
-        with contextlib.suppress(OSError):  # such as a pipe that nobody reads
+        with contextlib.suppress(OSError):  # such as a closed pipe
             stream.flush()
     os._exit(code)

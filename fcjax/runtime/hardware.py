@@ -1,4 +1,4 @@
-"""The processors of this machine, and how many threads a process uses of them."""
+"""Cores, accelerators and threads."""
 
 import functools
 import os
@@ -18,10 +18,10 @@ def is_accelerated() -> bool:
 
 @functools.cache
 def use_one_thread() -> None:
-    """Lets XLA compute with one thread in this process, but compile with all; before JAX is used.
+    """Makes XLA compute with one thread but compile with all. Call it before JAX is used.
 
-    XLA sums in an order that depends on the number of its threads: with one, a run has the same bits on any worker. It
-    reads NPROC when its client starts, and again when it compiles.
+    The order in which XLA sums depends on its number of threads; with one thread, a run has the same bits on any
+    worker. XLA reads NPROC when its client starts, and again when it compiles.
     """
     before = os.environ.get("NPROC")
     os.environ["NPROC"] = "1"

@@ -1,4 +1,4 @@
-"""Code that users wrote: how it is found, and how its errors are told."""
+"""Loads and calls user code, and reports its errors."""
 
 import contextlib
 import importlib
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def of_user(what: str, function: Callable[[], T]) -> T:
-    """function(), which a user wrote: whatever it raises becomes a ValueError of one line that says where."""
+    """Calls a user's function; any error becomes a one-line ValueError with its location."""
     try:
         return function()
     except (Exception, SystemExit) as error:
@@ -23,7 +23,7 @@ def of_user(what: str, function: Callable[[], T]) -> T:
         where = (own or frames)[-1]
         try:
             reason = str(error).strip().split("\n")[0]
-        except Exception:  # a user's too
+        except Exception:  # the user's __str__ may raise too
             reason = "-"
         raise ValueError(
             f"{what} cannot be used: {type(error).__name__}: {reason} ({where.filename}, line {where.lineno})"
@@ -34,14 +34,14 @@ _HERE = str(Path(__file__).parents[1])
 
 
 def load_module(name: str) -> ModuleType:
-    """A module by its import name, or by the path of its file, with or without .py."""
+    """Loads a module by its import name, or by the path of its file with or without .py."""
     with _current_folder_on_path():
         return _load_module(name)
 
 
 @contextlib.contextmanager
 def _current_folder_on_path() -> Iterator[None]:
-    """For what a user's module imports; at other times, files there must not take the place of libraries."""
+    """Puts the current folder on the path while a user's module loads; at other times it might shadow libraries."""
     folder = str(Path.cwd())
     sys.path.append(folder)
     try:
@@ -54,7 +54,7 @@ def _load_module(name: str) -> ModuleType:
     path = _path(name)
     if not path.is_file():
         return importlib.import_module(name)
-    own_name = f"fcjax_user_{path.stem}"  # so that a file called random.py takes nobody's place
+    own_name = f"fcjax_user_{path.stem}"  # so that a file such as random.py shadows nothing
     spec = importlib.util.spec_from_file_location(own_name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -64,10 +64,10 @@ def _load_module(name: str) -> ModuleType:
 
 
 def file_of(name: str) -> Path | None:
-    """The file of the module that `load_module` would load, if there is one."""
+    """Returns the file of the module that `load_module` would load, or None."""
     if (path := _path(name)).is_file():
         return path
-    with contextlib.suppress(Exception):  # whatever the packages that it is in do
+    with contextlib.suppress(Exception):  # importing its parent packages may raise anything
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin and Path(spec.origin).is_file():
             return Path(spec.origin)

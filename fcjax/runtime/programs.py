@@ -1,4 +1,4 @@
-"""Compiled programs on disk, for the next process."""
+"""Compiled programs, cached on disk for later processes."""
 
 import contextlib
 import hashlib
@@ -13,21 +13,21 @@ from jax.stages import Compiled, Lowered
 
 from fcjax.runtime import files
 
-_PATIENCE_S = 120.0  # with another process that compiles the same program
+_PATIENCE_S = 120.0  # longest wait for another process that compiles the same program
 
 
 def keep_on_disk(cache_dir: str | os.PathLike | None = None) -> None:
-    """Lets JAX keep what it compiles on disk, for the next process. A place that JAX has been given stays.
+    """Turns on JAX's compilation cache on disk, unless the user has already set its folder.
 
-    Programs for a CPU hold the instructions of the CPU that compiled them, and JAX does not tell one from another: each
-    kind gets a folder of its own, so that several machines can share a home folder. A damaged entry costs a warning.
+    A CPU program uses the instructions of the CPU that compiled it, and JAX's cache does not distinguish CPUs. Each
+    kind of CPU therefore gets its own folder, so that several machines can share a home folder.
 
     Args:
       cache_dir: by default FCJAX_CACHE_DIR or the user's cache folder.
     """
     if kept_in():
         return
-    with contextlib.suppress(OSError):  # then they are compiled anew
+    with contextlib.suppress(OSError):  # works without a cache, only slower
         folder = files.cache_folder(cache_dir) / "programs" / _processor()
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
@@ -35,23 +35,23 @@ def keep_on_disk(cache_dir: str | os.PathLike | None = None) -> None:
 
 
 def kept_in() -> str | None:
-    """The folder of programs, if there is one."""
+    """Returns the cache folder, or None."""
     return getattr(jax.config, "jax_compilation_cache_dir", None)
 
 
 def compile_once(lowered: Lowered, meanwhile: Callable[[], object]) -> Compiled:
-    """Compiles a program. If several processes need it at the same time, one compiles it, and the others read it.
+    """Compiles a program. If several processes need it at the same time, one compiles it and the others load it.
 
     Args:
       lowered: the program.
-      meanwhile: what the others do while they wait, such as compiling the next program.
+      meanwhile: called by the processes that wait; use it for work such as compiling the next program.
     """
     folder = kept_in()
     if not folder or not Path(folder).is_dir():
         return lowered.compile()
     name = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
     lock = filelock.FileLock(Path(folder) / f".{name}.lock")
-    # A process that was stopped may hold the lock, and the folder may be read-only.
+    # A suspended process may hold the lock, and the folder may be read-only.
     with contextlib.ExitStack() as stack, contextlib.suppress(filelock.Timeout, OSError):
         try:
             stack.enter_context(lock.acquire(timeout=0))
@@ -63,7 +63,7 @@ def compile_once(lowered: Lowered, meanwhile: Callable[[], object]) -> Compiled:
 
 
 def _processor() -> str:
-    """A name for this kind of processor, made from what it can do."""
+    """Returns a name for this kind of processor, derived from its features."""
     features = {platform.machine(), platform.processor()}
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Work that takes long, with a sign of life: a bar with the time that is left, or in a log a line now and then."""
+"""Progress of long work: a bar with the remaining time on a terminal, or an occasional line in a log."""
 
 import shutil
 import sys
@@ -17,22 +17,22 @@ _LINE_EVERY_S = 10.0
 
 
 class Progress:
-    """A bar over `total` pieces of work. Disabled, it shows nothing."""
+    """A progress bar over `total` pieces of work; shows nothing if disabled."""
 
     def __init__(self, total: int, unit: str, *, enabled: bool = True):
         self._total, self._unit = total, unit
         self._done = 0.0
         self._finished = 0
         self._activity = ""
-        self._seconds = 0.0  # spent on the work itself, from which the rest is estimated
+        self._seconds = 0.0  # spent on the work that the remaining time is estimated from
         self._resumed_at: float | None = None
         self._last_line = time.monotonic()
         self._bar = None
-        enabled = enabled and sys.stderr is not None  # as where it has been closed
+        enabled = enabled and sys.stderr is not None  # it is None if closed
         self._lines = enabled and not sys.stderr.isatty()
         if enabled and not self._lines:
             layout = "{percentage:3.0f}% |{bar}| {desc}"
-            width = shutil.get_terminal_size().columns  # 80 for a terminal that does not know
+            width = shutil.get_terminal_size().columns  # 80 if unknown
             self._bar = tqdm(total=total, bar_format=layout, leave=False, file=sys.stderr, ncols=width)
 
     def __enter__(self) -> "Progress":
@@ -43,19 +43,19 @@ class Progress:
             self._bar.close()
 
     def begin(self, activity: str, *, counts: bool) -> None:
-        """Says what is being done; `counts` if it is the work that the remaining time is estimated from."""
+        """Sets the activity; `counts` says whether the remaining time is estimated from it."""
         self._pause()
         self._activity = activity
         self._resumed_at = time.monotonic() if counts else None
         self.tick()
 
     def update(self, done: float, finished: int) -> None:
-        """So much is done, in pieces, of which so many are finished."""
+        """Sets the amount of work done, in pieces, and the number of finished pieces."""
         self._done, self._finished = done, finished
         self.tick()
 
     def tick(self) -> None:
-        """Shows the state of things."""
+        """Refreshes the display."""
         text = f"{self._finished} of {self._total} {self._unit}{self._remaining()}"
         if self._bar is not None:
             self._bar.set_description_str(f"{self._activity}: {text}", refresh=False)
@@ -66,13 +66,13 @@ class Progress:
             print(f"{self._activity}: {100 * self._done / self._total:.0f}%, {text}", file=sys.stderr, flush=True)
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
-        """function(*args) on another thread, with ticks meanwhile; Ctrl-C leaves it to itself."""
+        """Calls function(*args) in another thread and ticks meanwhile; Ctrl-C abandons the thread."""
         outcome: list[Any] = []
 
         def work():
             try:
                 outcome.extend((True, function(*args)))
-            except BaseException as error:  # to be raised where the caller is
+            except BaseException as error:  # raised in the caller's thread
                 outcome.extend((False, error))
 
         thread = threading.Thread(target=settings.carried(work), daemon=True)

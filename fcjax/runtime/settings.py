@@ -1,4 +1,4 @@
-"""JAX's own settings that decide on what is computed, where they matter beyond the thread that has set them."""
+"""JAX settings that affect results, and how to apply them in other threads and processes."""
 
 import contextlib
 import os
@@ -20,14 +20,14 @@ _NO_MATTER = ("--xla_force_host_platform_device_count", "--xla_dump")
 
 
 def current() -> dict[str, Any]:
-    """All that runs depend on."""
+    """Returns the settings that results depend on."""
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(_NO_MATTER)]
     others = {name: jax.config.read(name) for name in _BY_PROCESS}
     return _by_thread() | others | {"XLA_FLAGS": " ".join(flags)}
 
 
 def carried(function: Callable[..., T]) -> Callable[..., T]:
-    """The function for another thread, where what `with jax.enable_x64(...)` and the like have set is forgotten."""
+    """Wraps a function for another thread, which would not inherit `with jax.enable_x64(...)` and the like."""
     given = current()
 
     def call(*args: Any) -> T:
@@ -39,9 +39,9 @@ def carried(function: Callable[..., T]) -> Callable[..., T]:
 
 @contextlib.contextmanager
 def applied(given: Mapping[str, Any]) -> Iterator[None]:
-    """Computes with settings of another thread or process, as `current` gave them there.
+    """Applies the settings that `current` returned in another thread or process.
 
-    JAX does not look for NaN meanwhile: rounds that do not take place hold NaN, and fcjax looks for it itself.
+    Disables JAX's checks for NaN: rounds that do not take place hold NaN, and fcjax checks the others itself.
     """
     for name in _BY_PROCESS:
         if jax.config.read(name) != given[name]:

@@ -1,4 +1,4 @@
-"""What a run depends on beside its policy and its key, and the checks that its parts make sense together."""
+"""Experiments, and checks that their parts fit together."""
 
 import dataclasses
 from typing import Literal
@@ -20,23 +20,23 @@ from fcjax.wireless import radio
 
 @pytree
 class Experiment:
-    """All that a run depends on beside its policy and its key; see `fcjax.presets` for the paper's.
+    """Everything a run depends on besides its policy and key; see `fcjax.presets` for the paper's.
 
     Attributes:
       cell: the radio and the devices.
-      training: how they train; `num_samples` follows from the data.
-      data: who has which samples.
-      test_x: (N, ...) inputs that accuracy is measured on.
-      test_y: (N,) their targets.
-      estimates: where the estimates start.
-      model: what is trained.
-      observation_error: () alpha: standard deviation of what is seen of h and t^cp, relative to them.
-      make_optimizer: the local optimizer, from optax, or a function that makes it of the settings.
-      estimate_on: see `fcjax.learning.updates`.
-      divergence_of: see `fcjax.learning.updates`.
-      draw_batches: chooses the mini-batches of a device.
-      keeps_optimizer: devices keep their optimizer's state from round to round.
-      width: devices trained at a time: see `fcjax.learning.updates`.
+      training: the settings of local training; `num_samples` follows from the data.
+      data: the training data and its partition among devices.
+      test_x: (N, ...) inputs of the test set.
+      test_y: (N,) targets of the test set.
+      estimates: the initial estimates.
+      model: the model to train.
+      observation_error: () alpha, the relative standard deviation of the observed h and t^cp.
+      make_optimizer: the local optax optimizer, or a function that makes one from the training settings.
+      estimate_on: see `fcjax.learning.updates.train_round`.
+      divergence_of: see `fcjax.learning.updates.train_round`.
+      draw_batches: draws the mini-batches of a device.
+      keeps_optimizer: whether devices keep their optimizer's state from round to round.
+      width: devices trained at a time; see `fcjax.learning.updates.train_round`.
     """
 
     cell: Cell
@@ -56,14 +56,14 @@ class Experiment:
 
 
 def as_told(experiment: Experiment) -> Training:
-    """The settings of training as policies are told them: with how many samples the devices have."""
+    """Returns the training settings as policies see them, with the number of samples per device."""
     return dataclasses.replace(experiment.training, num_samples=experiment.data.sizes)
 
 
 def check(experiment: Experiment) -> Experiment:
-    """Raises ValueError for settings that make no sense or do not fit each other; what is traced is passed over.
+    """Raises ValueError for settings that are invalid or do not fit together; traced values are not checked.
 
-    Returns the same experiment, with settings that are integers as floats: JAX would wrap those beyond 32 bits.
+    Returns the experiment with integer settings as floats, because JAX would wrap integers beyond 32 bits.
     """
     cell, training = experiment.cell, experiment.training
     for name in ("cell", "training", "estimates"):
@@ -71,7 +71,7 @@ def check(experiment: Experiment) -> Experiment:
     num_devices = checks.num_devices(cell)
     if np.shape(experiment.data.sizes) != (num_devices,):
         raise ValueError(
-            f"data.sizes must have shape ({num_devices},), one for each power in cell.power_w, "
+            f"data.sizes must have shape ({num_devices},), one per device in cell.power_w, "
             f"got {np.shape(experiment.data.sizes)}"
         )
     batches.check(experiment.data, training, experiment.model)
@@ -83,7 +83,7 @@ def check(experiment: Experiment) -> Experiment:
         checks.not_negative(f"estimates.{name}", getattr(experiment.estimates, name), (num_devices,))
     batches.check_finite("test_x", experiment.test_x)
     if len(experiment.test_y) == 0:
-        raise ValueError("test_x and test_y must hold at least one sample, to measure accuracy on")
+        raise ValueError("test_x and test_y must hold at least one sample")
     budget_s = checks.positive("training.budget_s", training.budget_s, (), high=np.inf)
     names = ("cell", "training", "estimates", "observation_error")
     numbers = {name: jax.tree.map(_as_float, getattr(experiment, name)) for name in names}
@@ -91,8 +91,7 @@ def check(experiment: Experiment) -> Experiment:
     shortest_s = shortest_round_s(experiment)
     if not isinstance(budget_s, jax.core.Tracer) and shortest_s is not None and budget_s < shortest_s:
         raise ValueError(
-            f"the budget of {float(budget_s):g} s is shorter than any round can be: the shortest takes "
-            f"{shortest_s:.3g} s"
+            f"the budget of {float(budget_s):g} s is too short for any round: the shortest takes {shortest_s:.3g} s"
         )
     return experiment
 
@@ -103,13 +102,13 @@ def _as_float(leaf: ArrayLike) -> ArrayLike:
 
 
 def shortest_round_s(experiment: Experiment) -> float | None:
-    """A round of one device at the base station that computes as fast as it can; None where this is traced."""
+    """Returns a lower bound on the round time: one device next to the base station; None if the cell is traced."""
     cell, training = experiment.cell, experiment.training
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(cell)):
         return None
     num_devices = checks.num_devices(cell)
     compute_s = training.local_steps * training.batch_size * np.broadcast_to(cell.sample_floor_s, num_devices)
-    # Fading has no upper end: then only the computation is certain.
+    # Fading is unbounded, so then only the computation time has a lower bound.
     fades = float(np.asarray(cell.scatter)) > 0 or float(np.asarray(cell.shadowing_db)) > 0
     upload_s = np.zeros(num_devices)
     if not fades:
@@ -128,17 +127,17 @@ _MOST_ROUNDS = 1_000_000
 
 
 def most_rounds(experiment: Experiment) -> int:
-    """How many rounds the budget has room for at most."""
+    """Returns the largest number of rounds that fit in the budget."""
     budget_s = checks.positive("training.budget_s", experiment.training.budget_s, (), high=np.inf)
     shortest_s = shortest_round_s(experiment)
     if isinstance(budget_s, jax.core.Tracer) or shortest_s is None:
-        raise ValueError("give max_rounds: how many rounds fit is not known where the budget or the cell are traced")
+        raise ValueError("give max_rounds: the number of rounds is unknown if the budget or the cell is traced")
     if not shortest_s > 0:
         raise ValueError("give max_rounds: with cell.sample_floor_s = 0 a round may take no time at all")
     number = float(budget_s) / shortest_s + 1
     if number > _MOST_ROUNDS:
         raise ValueError(
             f"the budget of {float(budget_s):g} s has room for {number:.3g} rounds of {shortest_s:.3g} s, more than "
-            f"{_MOST_ROUNDS}: take a smaller one"
+            f"{_MOST_ROUNDS}: use a smaller budget"
         )
     return int(number)

@@ -1,8 +1,8 @@
-"""One round of Alg. 3, from what is true of it to what is kept of it.
+"""One round of Alg. 3.
 
-`simulate_round` is the table of contents: observe, decide, look at the clock, and, if the round ends in time, train the
-scheduled devices, aggregate, estimate and test. Every draw is a function of (run, round, device, purpose). Whatever the
-policy, a run meets the same channels, computation times and mini-batches.
+`simulate_round` observes, decides and checks the budget. If the round ends in time, it trains the scheduled devices,
+aggregates, estimates and tests. Every draw depends only on (run, round, device, purpose), so a run meets the same
+channels, computation times and mini-batches under any policy.
 """
 
 import dataclasses
@@ -26,29 +26,29 @@ from fcjax.wireless.world import RoundKeys, misjudge, observe
 
 
 class Stop(enum.IntEnum):
-    """Why there is no further round."""
+    """Why a run ended."""
 
     NOT_YET = 0
-    BUDGET = 1  # the next round would end after it
+    BUDGET = 1  # the next round would end after the budget
     MAX_ROUNDS = 2
-    BAD_DECISION = 3  # nobody scheduled, shares that are no numbers, negative, or more than the bandwidth
+    BAD_DECISION = 3  # no device scheduled, or shares that are NaN, negative, or sum to more than 1
     DIVERGED = 4  # the next round ended with a loss or an estimate that is not finite
 
 
 @pytree
 class Record:
-    """A round, as it is kept; (K,) of these are the history of a run, in which NaN follows the last round.
+    """The record of a round. A history stacks K records; those after the last round are NaN.
 
     Attributes:
       elapsed_s: () s, at the end of the round.
       round_s: () s.
       scheduled: (M,) bool.
-      share: (M,).
+      share: (M,) fraction of the bandwidth.
       gain: (M,) true power gain.
       compute_s: (M,) s, true computation time.
       accuracy: () of w_k on the test set.
       loss: ().
-      tilde_accuracy: () of w~, the model with the least loss that devices have reported so far.
+      tilde_accuracy: () of w~, the model with the least loss reported so far.
       tilde_loss: ().
       reported_loss: () F(w_{k-1}), as the scheduled devices report it.
       rho: (M,).
@@ -74,18 +74,18 @@ class Record:
 
 @pytree
 class State:
-    """What a run carries from round to round.
+    """The state that a run carries from round to round.
 
     Attributes:
       round_index: ().
       elapsed_s: () s.
-      start: of w_0.
+      start: score of w_0.
       params: w_k.
-      score: of w_k.
+      score: score of w_k.
       tilde_params: w~.
       tilde_reported_loss: () F(w~).
       policy: the policy's state.
-      optimizers: (M, ...) states of the local optimizers where devices keep them, else None.
+      optimizers: (M, ...) states of the local optimizers if devices keep them, else None.
       stop: () Stop.
     """
 
@@ -110,7 +110,7 @@ class _Clock(NamedTuple):
 
 
 def simulate_round(key: Array, state: State, experiment: Experiment, select: Any) -> tuple[State, Record]:
-    """One round of Alg. 3, steps 4 to 25; if it would end after the budget, it does not happen."""
+    """Simulates one round, steps 4 to 25 of Alg. 3; a round that would end after the budget does not take place."""
     draw = RoundKeys(*jax.random.split(key, len(RoundKeys._fields)))
     cell, training = experiment.cell, experiment.training
     truth = observe(draw, cell, training)
@@ -136,7 +136,7 @@ def simulate_round(key: Array, state: State, experiment: Experiment, select: Any
 
 
 def _time(decision: Decision, truth: Observation, state: State, experiment: Experiment) -> _Clock:
-    """How long the round takes in truth, whatever the base station saw, and whether it can happen."""
+    """Times the round. The policy decides on the observed values; the round time follows from the true ones."""
     scheduled, share = decision.scheduled, decision.share
     round_s = as_float(round_time(scheduled, share, truth, experiment.cell))
     elapsed_s = state.elapsed_s + round_s
@@ -149,7 +149,7 @@ def _time(decision: Decision, truth: Observation, state: State, experiment: Expe
 
 
 def _learn(key: Array, state: State, decision: Decision, experiment: Experiment) -> tuple[State, Array]:
-    """Trains the scheduled devices, aggregates, estimates and tests; returns also the loss that they report."""
+    """Trains the scheduled devices, aggregates, estimates and tests; also returns the reported loss."""
     trained = updates.train_round(
         keys.per_device(key, decision.scheduled.size),
         state.params,
@@ -165,7 +165,7 @@ def _learn(key: Array, state: State, decision: Decision, experiment: Experiment)
         draw_batches=experiment.draw_batches,
         optimizer_states=state.optimizers,
     )
-    # Steps 23 to 25. Devices report the loss of the model that they began with: w~ is known one round late.
+    # Steps 23 to 25. Devices report the loss of the model they started from, so w~ is known one round late.
     reported_loss = as_float(trained.loss)
     better = reported_loss < state.tilde_reported_loss
     keep = lambda new, old: jax.tree.map(functools.partial(jnp.where, better), new, old)  # noqa: E731
@@ -204,7 +204,7 @@ def _record(state: State, reported_loss: Array, decision: Decision, truth: Obser
 
 
 def no_record(num_devices: int) -> Record:
-    """What stands in a history where no round has been."""
+    """Returns the record of a round that did not take place."""
     number, per_device = jnp.full((), jnp.nan), jnp.full(num_devices, jnp.nan)
     return Record(
         elapsed_s=number,
@@ -225,10 +225,10 @@ def no_record(num_devices: int) -> Record:
 
 
 def _decide(select: Any, key: Array, state: State, context: RoundContext) -> tuple[Any, Decision]:
-    """The policy's decision.
+    """Returns the policy's new state and decision.
 
-    In a conditional, although a run that has stopped does not come here: XLA then compiles the policy by itself, and a
-    run rounds the same alone and in a program with other policies.
+    The conditional makes XLA compile the policy separately, so that a run has the same bits alone and in a program with
+    other policies. A run that has stopped never gets here.
     """
     num_devices = checks.num_devices(context.cell)
     nobody = Decision(jnp.zeros(num_devices, bool), jnp.zeros(num_devices), jnp.zeros(()))
@@ -241,19 +241,19 @@ def _decide(select: Any, key: Array, state: State, context: RoundContext) -> tup
 
 
 def as_decision(decision: Decision, num_devices: int) -> Decision:
-    """A policy's decision in the precision of the history; ValueError if it has not the shapes of one."""
+    """Checks the shapes of a policy's decision and converts it to the precision of the history."""
     scheduled, share = jnp.asarray(decision.scheduled), jnp.asarray(decision.share)
     per_device = (num_devices,)
     if scheduled.shape != per_device or scheduled.dtype != bool or share.shape != per_device:
         raise ValueError(
-            f"a policy must return a Decision with booleans and shares of shape {per_device}, one a device, "
+            f"a policy must return a Decision with booleans and shares of shape {per_device}, one per device, "
             f"got {scheduled.dtype} {scheduled.shape} and {share.dtype} {share.shape}"
         )
     return Decision(scheduled, as_float(share), as_float(decision.round_s))
 
 
 def _is_possible(scheduled: Array, share: Array, round_s: Array) -> Array:
-    tolerance = 1e-5  # of a sum in float32 over many devices
+    tolerance = 1e-5  # for a float32 sum over many devices
     return (
         jnp.any(scheduled)
         & jnp.all(jnp.where(scheduled, share > 0, share == 0))
@@ -267,12 +267,12 @@ def _all_finite(tree: Any) -> Array:
 
 
 def as_float(x: ArrayLike) -> Array:
-    """In the one precision that all of a history has."""
+    """Converts to the precision of the history."""
     return jnp.asarray(x, float)
 
 
 def _width(experiment: Experiment) -> int | None:
-    """One device after another where a model fills the processor, all of them at once where it does not."""
+    """Returns how many devices to train at a time: by default one on a CPU, all on an accelerator."""
     if experiment.width == "auto":
         return 1 if jax.default_backend() == "cpu" else None
     return experiment.width

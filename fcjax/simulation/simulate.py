@@ -1,4 +1,4 @@
-"""Alg. 3: rounds, one after another, until the time budget is spent."""
+"""Alg. 3: simulates rounds until the time budget is spent."""
 
 import dataclasses
 import functools
@@ -27,10 +27,11 @@ class Run:
     """A finished run.
 
     Attributes:
-      history: (K,) with K the most rounds that there could have been.
-      num_rounds: ().
-      start: of w_0.
-      params: w_K.
+      history: (K,) records, with K the largest possible number of rounds.
+      num_rounds: () rounds that took place.
+      start: score of w_0.
+      params: the last model.
+      tilde_params: w~, the model with the least reported loss.
       stop: () Stop.
     """
 
@@ -46,7 +47,7 @@ class Run:
 
     @property
     def best_accuracy(self) -> Array:
-        """The paper's "highest achievable accuracy": the best over all rounds, of w_0 if there was none."""
+        """The paper's "highest achievable accuracy": the best over all rounds, or that of w_0 without a round."""
         best = jnp.max(self.history.accuracy, axis=-1, initial=-jnp.inf, where=~jnp.isnan(self.history.accuracy))
         return jnp.where(self.num_rounds > 0, best, self.start.accuracy)
 
@@ -54,15 +55,15 @@ class Run:
 def simulate(key: Array, policy: Policy, experiment: Experiment, *, max_rounds: int | None = None) -> Run:
     """Trains under a policy until the next round would end after the budget.
 
-    The whole run is one compiled program, at the cost of the rounds that happen. `jax.vmap` maps it over keys, over any
-    leaf of the experiment, and over what policies are made with.
+    The whole run is one compiled program that only computes the rounds that take place. `jax.vmap` maps it over keys,
+    over any leaf of the experiment, and over the parameters of policies.
 
     Args:
-      key: of the run.
-      policy: decides on every round.
+      key: the random key of the run.
+      policy: schedules the devices of every round.
       experiment: cell, data, model and settings.
-      max_rounds: room for the history. By default what the budget allows, given that devices need `sample_floor_s` for
-        each sample; needed where budget or cell are traced.
+      max_rounds: the length of the history. By default the most rounds that fit in the budget, given that devices need
+        at least `sample_floor_s` per sample. Required if the budget or the cell is traced.
     """
     if not isinstance(policy, Policy):
         raise ValueError(f"policy must be a fcjax.Policy, such as fcjax.policies.by_name('fc'), got {policy!r}")
@@ -72,7 +73,7 @@ def simulate(key: Array, policy: Policy, experiment: Experiment, *, max_rounds: 
     if max_rounds is None:
         max_rounds = most_rounds(experiment)
     elif not isinstance(max_rounds, int) or max_rounds < 1:
-        raise ValueError(f"max_rounds must be 1 or more, and an integer, got {max_rounds}")
+        raise ValueError(f"max_rounds must be an integer of 1 or more, got {max_rounds}")
     state = of_user("policy: init", lambda: policy.init(experiment.cell))
     _check_once(policy, state, experiment)
     first = begin(key, state, experiment)
@@ -108,14 +109,14 @@ def _warn_of_faults(run: Run) -> None:
         warnings.warn("no round ends within the budget", stacklevel=3)
 
 
-CHUNK = 16  # rounds between two looks at whether all are done
+CHUNK = 16  # rounds between two checks of whether a run has ended
 
 
 def _jitted(function: Callable, backend: str) -> Callable:
-    """Jits a function of a run. On a CPU, `jax.vmap` maps it over runs one after another.
+    """Jits a function of a run. On a CPU, `jax.vmap` maps it sequentially.
 
-    A run fills a CPU by itself: side by side, all would train as many devices, for as many rounds, as the one with the
-    most, and would round otherwise than alone.
+    One run keeps a CPU busy. In parallel, every run would cost as many devices and rounds as the largest one, and its
+    last bits would differ from those of a single run.
     """
     return jax.jit(jax.custom_batching.sequential_vmap(function) if backend == "cpu" else function)
 
@@ -152,7 +153,7 @@ def _simulate(key: Array, first: State, experiment: Experiment, *, select: Any, 
 
 
 def begin(key: Array, policy_state: Any, experiment: Experiment) -> State:
-    """Steps 1 and 2 of Alg. 3."""
+    """Initialises a run: steps 1 and 2 of Alg. 3."""
     first_model = _first_model(experiment.model, jax.default_backend())
     params, score = first_model(key, jnp.asarray(experiment.test_x), jnp.asarray(experiment.test_y))
     optimizers = None
@@ -177,7 +178,7 @@ def begin(key: Array, policy_state: Any, experiment: Experiment) -> State:
 
 @functools.lru_cache(maxsize=64)
 def _first_model(model: Model, backend: str) -> Callable[[Array, Array, Array], tuple[Params, Score]]:
-    """Compiled by itself, once for all that trains this model."""
+    """Compiles the initial model and its test separately, once per model."""
 
     def first(key, test_x, test_y):
         params = model.init(jax.random.split(key)[0])
@@ -189,7 +190,7 @@ def _first_model(model: Model, backend: str) -> Callable[[Array, Array, Array], 
 def advance(
     key: Array, state: State, experiment: Experiment, select: Any, max_rounds: ArrayLike, num_rounds: int = CHUNK
 ) -> tuple[State, Record]:
-    """Up to `num_rounds` rounds more, but no more than `max_rounds` in all; and their records, (num_rounds,)."""
+    """Simulates up to `num_rounds` further rounds, at most `max_rounds` in total, and records them, (num_rounds,)."""
     experiment = dataclasses.replace(experiment, training=as_told(experiment))
     rounds_key = jax.random.split(key)[1]
 

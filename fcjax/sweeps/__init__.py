@@ -1,1 +1,1 @@
-"""Many runs: their plan, their execution, their files and their results."""
+"""Sweeps: planning, executing and storing many runs."""

@@ -1,10 +1,10 @@
-"""Finished runs on disk, so that a sweep that was stopped goes on with what is missing.
+"""Finished runs on disk, so that a stopped sweep can resume.
 
-A run is kept under the fingerprint of all that it depends on: the numbers of its experiment and of its policy, its
-seed, the program that does it, which changes with the model, the policy's code, fcjax's own, and JAX's version, JAX's
-settings, and how many runs are done side by side, which decides on the last bits. So a folder may hold runs of any
-settings and versions: those that something has changed for are not found, and are done again. What a program calls back
-into Python for is not in its text: such runs are not kept.
+A run is stored under a fingerprint of everything it depends on: the numbers of its experiment and policy, its seed, its
+program, JAX's settings, and how many runs are executed side by side, which affects the last bits. The program changes
+with the model, the policy's code, fcjax's code and JAX's version. One folder can therefore hold runs of any settings
+and versions: a run is repeated if anything it depends on has changed. Runs that call back into Python are not stored,
+because the program's text does not show the Python code.
 """
 
 import dataclasses
@@ -33,14 +33,14 @@ from fcjax.sweeps.leaves import as_numbers
 
 
 class Archive:
-    """A folder of finished runs, a file for each."""
+    """A folder with one file per finished run."""
 
     def __init__(self, folder: str | os.PathLike, side_by_side: int = 1):
         self._folder = Path(folder)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self._folder):
-                pass  # told now, and not when the first run has been done
+                pass  # fail now, not after the first run
         except OSError as error:
             raise OSError(f"runs cannot be kept in {folder}: {error.strerror}") from error
         self._fingerprint = Fingerprints(side_by_side)
@@ -48,7 +48,7 @@ class Archive:
         files.remove_abandoned(self._folder)
 
     def load(self, job: Job) -> Finished | None:
-        """The run that has been kept, if it has."""
+        """Loads a stored run, or returns None."""
         path = self._path(job)
         if path is None or not path.is_file():
             return None
@@ -58,15 +58,15 @@ class Archive:
                     raise ValueError("it holds another run")
                 history = Record(**{field.name: arrays[field.name] for field in dataclasses.fields(Record)})
                 if len({len(array) for array in jax.tree.leaves(history)}) > 1:
-                    raise ValueError("its histories are not of one length")
+                    raise ValueError("its histories differ in length")
                 start_accuracy, start_loss = arrays["start"].tolist()
                 return Finished(job.labels, history, start_accuracy, start_loss, Stop(int(arrays["stop"])))
-        except Exception as error:  # whatever damage makes of a file
-            warnings.warn(f"{path} cannot be read, its run is done again: {error}", stacklevel=2)
+        except Exception as error:  # a damaged file raises many kinds
+            warnings.warn(f"{path} cannot be read, its run is repeated: {error}", stacklevel=2)
             return None
 
     def save(self, job: Job, run: Finished) -> bool:
-        """Keeps a run, whole or not at all; False if it is one that cannot be kept."""
+        """Stores a run atomically; returns False if it cannot be fingerprinted."""
         path = self._path(job)
         if path is None:
             return False
@@ -76,14 +76,14 @@ class Archive:
             "start": np.array([run.start_accuracy, run.start_loss]),
             "stop": np.array(int(run.stop)),
             "fingerprint": np.array(path.stem),
-            "labels": np.array(json.dumps(job.labels)),  # for whoever looks into the file
+            "labels": np.array(json.dumps(job.labels)),  # for people who inspect the file
         }
         try:
             files.write_whole(path, lambda part: np.savez(part, **arrays))
         except OSError as error:  # such as a full disk
             raise OSError(
-                f"a run cannot be kept as {path}: {error.strerror}; those that are there stay, and when it can, the "
-                "same call goes on from them"
+                f"a run cannot be kept as {path}: {error.strerror}; earlier runs are kept: fix this, then rerun to "
+                "resume"
             ) from error
         return True
 
@@ -95,22 +95,22 @@ class Archive:
     def _new_path(self, job: Job) -> Path | None:
         fingerprint = self._fingerprint(job)
         if fingerprint is None:
-            why = "they call back into Python, where a change would not be noticed"
+            why = "they call back into Python, where changes cannot be detected"
             warnings.warn(f"runs of {job.labels['policy']} are not kept: {why}", stacklevel=4)
             return None
         return self._folder / f"{fingerprint}.npz"
 
 
 class Fingerprints:
-    """Fingerprints of jobs, which share most of their large arrays."""
+    """Computes fingerprints of jobs and reuses the digests of arrays that they share."""
 
     def __init__(self, side_by_side: int = 1) -> None:
         self._side_by_side = side_by_side
-        # Of the last job's arrays, by identity; the arrays themselves too, so that no others take their place.
+        # Digests of the last job's arrays by id; holding the arrays keeps their ids from being reused.
         self._known: dict[int, tuple[Any, bytes]] = {}
 
     def __call__(self, job: Job) -> str | None:
-        """The fingerprint, or None of a run that calls back into Python."""
+        """Returns the fingerprint, or None for a run that calls back into Python."""
         experiment = job.experiment
         state = job.policy.init(experiment.cell)
         program = _program(job.policy.select, experiment, state)
@@ -131,8 +131,8 @@ def _digest(leaf: Any) -> bytes:
 
 
 def _program(select: Callable, experiment: Experiment, state: Any) -> bytes | None:
-    """A digest of the versions and of the program that does a run, without its numbers; None if it calls Python."""
-    # How many samples a device has room for has no say in what is drawn.
+    """Digests the versions and the program of a run, without its numbers; None if it calls back into Python."""
+    # The padding of local data does not affect what is drawn.
     indices = np.broadcast_to(np.int32(0), (len(experiment.data.sizes), len(experiment.data.y)))
     experiment = dataclasses.replace(experiment, data=experiment.data._replace(indices=indices))
     leaves, structure = jax.tree.flatten((experiment, state))

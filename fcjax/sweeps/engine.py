@@ -1,9 +1,9 @@
-"""Does runs in one process: on its accelerators, many side by side, or on its CPU, one after another.
+"""Executes runs in one process: many side by side on accelerators, or one after another on a CPU.
 
-Runs that differ in numbers only share one compiled program, whatever their policies. Each device of JAX takes runs from
-a queue, advances them by some rounds at a time, and takes the next ones when these have ended. The program is always
-made for the same number of runs, empty places included, and on a CPU each run is computed by itself: a run gives the
-same bits beside any other or none. `fcjax.sweeps.executor` uses several processes.
+Runs that differ only in numbers share one compiled program, whatever their policies. Each JAX device takes runs from a
+queue, advances them by some rounds at a time, and takes the next run when one ends. The program always has the same
+number of slots, some of which may be empty, and on a CPU each run is computed by itself. A run therefore has the same
+bits whichever runs are next to it. `fcjax.sweeps.executor` adds several processes.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from fcjax.sweeps import jobs, leaves
 from fcjax.sweeps.jobs import Finished, Group, Template
 from fcjax.types import pytree
 
-SIDE_BY_SIDE = 16  # runs on an accelerator at a time: of the paper's size, their matrix products keep a large one busy
+SIDE_BY_SIDE = 16  # runs at a time on an accelerator: at the paper's size, enough to keep a large one busy
 
 
 def default_side_by_side() -> int:
@@ -38,15 +38,15 @@ def default_side_by_side() -> int:
 
 @pytree
 class _Slot:
-    """What distinguishes a run, as arrays."""
+    """The arrays that distinguish a run."""
 
     key: Any
-    own: Any  # the leaves of the experiment that are not shared
+    own: Any  # leaves of the experiment that are not shared
     max_rounds: Any
 
 
 class Program:
-    """The program of a group of runs, compiled for the devices of this process."""
+    """The program of a group of runs, compiled for the JAX devices of this process."""
 
     def __init__(self, group: Group, side_by_side: int = 1):
         self.group = group
@@ -60,11 +60,11 @@ class Program:
     def run(
         self, indices: Sequence[int], report: Callable[[int, float], None] = lambda index, part: None
     ) -> Iterator[tuple[int, Finished]]:
-        """Does runs of the group, given by their numbers, and yields each when it has finished, in any order.
+        """Executes runs of the group and yields each as it finishes, in any order.
 
         Args:
-          indices: of the group's jobs.
-          report: is called with the number of a run and the part of its budget that is spent.
+          indices: indices into the group's jobs.
+          report: called with the index of a run and the fraction of its budget that is spent.
         """
         waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
         for index in indices:
@@ -74,7 +74,7 @@ class Program:
             return
         news: queue.SimpleQueue[Any] = queue.SimpleQueue()
         stop = threading.Event()
-        fair = -(-len(indices) // len(self._devices))  # no device takes all
+        fair = -(-len(indices) // len(self._devices))  # so that no JAX device takes all runs
 
         def work(device):
             try:
@@ -82,7 +82,7 @@ class Program:
                     news.put(found)
                     if stop.is_set():
                         return
-            except BaseException as error:  # to be raised where the caller is
+            except BaseException as error:  # raised in the caller's thread
                 news.put(error)
 
         threads = [
@@ -117,12 +117,12 @@ class Program:
     def _work(
         self, device: jax.Device, waiting: queue.SimpleQueue, most: int, report: Callable[[int, float], None]
     ) -> Iterator[tuple[int, Finished]]:
-        """Puts one run after another through the slots of a device."""
+        """Executes waiting runs in the slots of a JAX device."""
         inside = [_next(waiting) if slot < most else None for slot in range(self._num_slots)]
         records: dict[int | None, list] = {index: [] for index in inside}
         if inside[0] is None:
             return
-        first = self._begin(inside[0])  # also in the places that stay empty
+        first = self._begin(inside[0])  # also fills the empty slots
         begun = [first, *(first if index is None else self._begin(index) for index in inside[1:])]
         slots, states = (jax.device_put(leaves.stack(part), device) for part in zip(*begun, strict=True))
         while any(index is not None for index in inside):
@@ -147,15 +147,15 @@ class Program:
                 yield index, jobs.finish(labels, records.pop(index), ended)
 
     def _begin(self, index: int) -> tuple[_Slot, State]:
-        """A run before its first round, as arrays of the host."""
+        """Returns a run before its first round, as host arrays."""
         slot, of_run = self._slot(index)
         return jax.tree.map(leaves.on_host, (slot, begin(*of_run)))
 
     def _slot(self, index: int) -> tuple[_Slot, tuple]:
-        """What distinguishes a run, and the arguments of `begin` for it."""
+        """Returns the slot of a run and its arguments of `begin`."""
         job = self.group.jobs[index]
         experiment = job.experiment
-        # On the first device, whichever takes the run: w_0 is tested as all that follow it.
+        # On the first JAX device, whichever takes the run: w_0 is tested on the same hardware as later models.
         key = jax.device_put(jax.random.key(job.labels["seed"]), self._devices[0])
         slot = _Slot(jax.random.key_data(key), self.group.own(experiment), np.int32(most_rounds(experiment)))
         return slot, (key, self._policy_states[index], experiment)
@@ -169,13 +169,13 @@ def _next(waiting: queue.SimpleQueue) -> int | None:
 
 
 def _with_slot(slot: int, old: Any, new: Any) -> Any:
-    # A single slot is put in place as it is: no program has to be compiled for that.
+    # Replacing a single slot outright saves compiling a program for the update.
     return old.at[slot].set(new) if len(old) > 1 else new[None]
 
 
 @functools.lru_cache(maxsize=64)
 def _program(template: Template, selects: tuple, side_by_side: bool) -> Any:
-    """A jitted function of slots, states and shared leaves: the states some rounds on, and the records of these."""
+    """Returns a jitted function that advances all slots by some rounds and returns their states and records."""
     select = any_of(selects)
 
     def one(slot: _Slot, state: State, shared: list) -> tuple[State, Record]:
@@ -192,7 +192,7 @@ def _program(template: Template, selects: tuple, side_by_side: bool) -> Any:
 
 
 def any_of(selects: Sequence[Callable]) -> Callable:
-    """One `select` for several policies; its state holds the number of the one that decides, and all their states."""
+    """Combines several `select` functions; the state holds the number of the deciding one and all their states."""
 
     def select(key, state, context):
         which, states = state

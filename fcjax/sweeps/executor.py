@@ -1,9 +1,9 @@
-"""Carries out the runs of a sweep: in this process, or as tasks of Dask workers, here or on a cluster.
+"""Executes the runs of a sweep, in this process or on Dask workers, locally or on a cluster.
 
-A run is a task. Workers are processes of one thread each, so that a run has the same bits on any of them: by default
-one for each core of this machine, or those of a cluster that the user has started. A task holds the number of a run.
-What the runs of a program have in common is sent to each worker once, and compiled there once. When a worker dies, Dask
-gives its runs to others; a worker that joins late gets work. Workers return finished runs, and the caller keeps them.
+Each run is a Dask task. Workers are single-threaded processes, so a run has the same bits on any of them. By default
+there is one per core of this machine; the user can also start a cluster. The data and code that runs share are sent to
+each worker once and compiled there once; a task only holds the number of its run. When a worker dies, Dask reassigns
+its runs. A worker that joins late gets work. Workers return finished runs, and the caller saves them.
 """
 
 import concurrent.futures
@@ -34,17 +34,17 @@ from fcjax.sweeps.jobs import Finished, Group, Job, groups
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-TOPIC = "fcjax"  # of the events by which workers say which task they do, and how far they are
-_REPORT_S = 0.5  # between two reports of a worker
+TOPIC = "fcjax"  # Dask topic of the workers' progress events
+_REPORT_S = 0.5  # minimum time between two progress events of a worker
 
-_LOST_S = 45.0  # after which local workers, or any scheduler, that do not answer are given up
-_FETCH_S = 60.0  # for a result whose worker may just have died
-_MOST_TRIES = 3  # of a run, each of which may have cost several workers: Dask counts bystanders too
+_LOST_S = 45.0  # local workers, or a scheduler, that stay silent longer count as lost
+_FETCH_S = 60.0  # timeout for fetching a result: its worker may just have died
+_MOST_TRIES = 3  # per run; a try may have cost several workers, because Dask also counts bystanders
 
 
 @dataclasses.dataclass
 class Clock:
-    """Where the time went."""
+    """Time spent compiling and running."""
 
     compile_s: float = 0.0
     run_s: float = 0.0
@@ -53,12 +53,12 @@ class Clock:
 
 @contextlib.contextmanager
 def workers_for(num_runs: int, workers: int | None, client: "Client | None" = None) -> Iterator["Client | None"]:
-    """A client of workers for so many runs, which may still be starting; None if this process does them.
+    """Yields a Dask client, or None if this process should execute the runs. Its workers may still be starting.
 
     Args:
       num_runs: an upper bound on the number of runs.
-      workers: how many processes of this machine take part; by default one for each core.
-      client: of a cluster of the user's, which takes their place.
+      workers: the number of local processes; by default one per core.
+      client: the client of the user's cluster, which replaces local processes.
     """
     number = min(num_runs, num_cores() if workers is None else checks.whole("workers", workers, 1))
     if client is not None or number <= 1 or is_accelerated():
@@ -76,14 +76,14 @@ def execute(
     side_by_side: int = 1,
     progress: bool = False,
 ) -> Iterator[tuple[Job, Finished]]:
-    """Carries out the runs, and yields each when it is finished, in any order.
+    """Executes runs and yields each as it finishes, in any order.
 
     Args:
       jobs: the runs.
-      client: of the workers that do them; None for this process.
-      clock: records where the time goes.
-      side_by_side: how many runs a device does at a time.
-      progress: shows a bar with the remaining time.
+      client: the Dask client of the workers; None to use this process.
+      clock: records the time spent.
+      side_by_side: how many runs each JAX device executes at a time.
+      progress: whether to show a progress bar with the remaining time.
     """
     clock = Clock() if clock is None else clock
     if not jobs:
@@ -124,7 +124,7 @@ def _here(batches: Sequence[Group], side_by_side: int, clock: Clock, shown: Prog
         finally:
             clock.run_s += time.monotonic() - before
         number += len(group.jobs)
-        del program  # before the memory that is free for the next is asked for
+        del program  # frees its memory before the next one is compiled
 
 
 def _on_workers(
@@ -138,7 +138,7 @@ def _on_workers(
     watch = _Watch(client)
 
     def hear(event: tuple[float, dict[str, Any]]) -> None:
-        """A worker says how far its task is."""
+        """Records a worker's progress."""
         if event[1]["task"] in tasks:
             parts[event[1]["task"]] = event[1]["part"]
 
@@ -151,7 +151,7 @@ def _on_workers(
     def again(task: _Task, error: Exception) -> None:
         task.tries += 1
         if task.tries == _MOST_TRIES:
-            raise RuntimeError(f"a run was tried {_MOST_TRIES} times, in vain: {error}") from error
+            raise RuntimeError(f"a run failed {_MOST_TRIES} times: {error}") from error
         submit(task)
 
     try:
@@ -162,7 +162,7 @@ def _on_workers(
         for group in batches:
             blob = _pickled(group, side_by_side)
             token = hashlib.sha256(blob).hexdigest()[:16]
-            # A task, whose input the scheduler keeps: if the workers that hold its result are gone, it is done again.
+            # The scheduler keeps a task's input, so it can recompute the result if the workers that hold it are gone.
             shared = client.submit(bytes, blob, key=f"fcjax-program-{token}")
             for start in range(0, len(group.jobs), side_by_side):
                 submit(_Task(group, token, shared, range(start, min(start + side_by_side, len(group.jobs)))))
@@ -176,7 +176,7 @@ def _on_workers(
                 parts.pop(key, None)
                 try:
                     runs, compile_s = task.future.result(timeout=_FETCH_S)
-                except TimeoutError:  # the worker that had the result is gone, and Dask repeats the run
+                except TimeoutError:  # the worker that held the result is gone, and Dask repeats the run
                     tasks[key] = task
                     task.future.add_done_callback(lambda future: done.put(future.key))
                     continue
@@ -200,39 +200,39 @@ def _on_workers(
         raise
     finally:
         clock.run_s += time.monotonic() - begun - clock.compile_s
-        with contextlib.suppress(Exception):  # of a scheduler that is gone
+        with contextlib.suppress(Exception):  # the scheduler may be gone
             client.unsubscribe_topic(TOPIC)
             client.cancel([task.future for task in tasks.values()])
 
 
 @dataclasses.dataclass(eq=False)
 class _Task:
-    """Runs that one worker does together, on an accelerator side by side."""
+    """Runs that one worker executes together: side by side on an accelerator."""
 
     group: Group
-    token: str  # of the program
-    shared: "Future"  # what the runs of the program have in common
+    token: str  # identifies the program
+    shared: "Future"  # the data and code that the program's runs share
     indices: Sequence[int]
     tries: int = 0
-    future: Any = None  # of the last try
+    future: Any = None  # the future of the latest try
 
 
 class UnfitError(RuntimeError):
-    """A worker cannot do the work: (what is wrong, its address)."""
+    """A worker cannot execute its runs; the arguments are the reason and the worker's address."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 def _unfit() -> tuple[type[Exception], ...]:
-    """Errors of workers, not of runs."""
+    """Returns the errors that a worker causes, not a run."""
     from distributed import KilledWorker
 
     return UnfitError, KilledWorker
 
 
 class _Watch:
-    """Notices that nobody is left to do the work."""
+    """Detects that no worker or no scheduler is left."""
 
     def __init__(self, client: "Client"):
         self._client = client
@@ -245,9 +245,9 @@ class _Watch:
         self._warned = False
 
     def check(self) -> None:
-        """Raises RuntimeError if the scheduler, or every local worker, has been gone for a while.
+        """Raises RuntimeError if the scheduler or all local workers have been gone for a while.
 
-        Workers of a cluster may come and go: a warning says that there are none.
+        Workers of a cluster may come and go, so this only warns if none is left.
         """
         client, now = self._client, time.monotonic()
         if now - self._looked_at < 2.0:
@@ -263,38 +263,38 @@ class _Watch:
                 self._warned = True
 
     def part_with(self, error: Exception) -> None:
-        """Closes a worker that cannot do the work, while there are others; raises RuntimeError if there are none."""
+        """Closes an unfit worker, or raises RuntimeError if it is the only one."""
         if isinstance(error, UnfitError):
             what, address = error.args
             others = set(self._client.scheduler_info(n_workers=-1)["workers"]) - {address}
             if not others:
                 raise RuntimeError(what) from error
             self._client.retire_workers([address])
-            warnings.warn(f"{what}; it was closed, and others do its runs", stacklevel=2)
+            warnings.warn(f"{what}; it was closed, and other workers take over its runs", stacklevel=2)
 
     def lost(self) -> RuntimeError:
-        """What has been lost, in words."""
+        """Returns an error that says what has been lost."""
         if self._is_local and self._client.status == "running":
-            return RuntimeError("all worker processes have died, perhaps for lack of memory: run it again to resume")
+            return RuntimeError("all worker processes died, perhaps for lack of memory: rerun to resume")
         return RuntimeError(
-            f"the connection to the scheduler at {address_of(self._client)} is lost: start it again if it has died, "
-            "then run the same command to resume"
+            f"the connection to the scheduler at {address_of(self._client)} is lost: restart the scheduler if it has "
+            "died, then run the same command to resume"
         )
 
 
-_programs: dict[str, Program] = {}  # of this worker, by what they were sent as
-_MOST_PROGRAMS = 2  # each has a copy of the data set
+_programs: dict[str, Program] = {}  # this worker's compiled programs, by token
+_MOST_PROGRAMS = 2  # each holds a copy of the data set
 _lock = threading.Lock()
 
 
 def _do(token: str, blob: bytes, indices: Sequence[int]) -> tuple[list[Finished], float]:
-    """The task of a worker: does runs, and returns them with the time that compiling took."""
+    """Executes runs on a worker and returns them with the compile time."""
     from distributed import get_worker
 
     worker = get_worker()
     use_one_thread()
     sent: _Sent = cloudpickle.loads(blob)
-    if apart := differences(versions(), sent.versions):  # of a worker that has joined late
+    if apart := differences(versions(), sent.versions):  # a late worker was not checked at the start
         raise UnfitError(f"worker {worker.address} has {apart}", worker.address)
     with _lock, settings.applied(sent.settings):
         begun = time.monotonic()
@@ -303,7 +303,7 @@ def _do(token: str, blob: bytes, indices: Sequence[int]) -> tuple[list[Finished]
                 del _programs[next(iter(_programs))]
             try:
                 group = sent.unpickled()
-            except Exception as error:  # such as a data set that cannot be fetched there
+            except Exception as error:  # such as a data set that this worker cannot fetch
                 what = f"worker {worker.address} cannot prepare its runs: {error}"
                 raise UnfitError(what, worker.address) from error
             _programs[token] = Program(group, sent.side_by_side)
@@ -324,33 +324,33 @@ def _do(token: str, blob: bytes, indices: Sequence[int]) -> tuple[list[Finished]
 
 @dataclasses.dataclass(frozen=True)
 class _Sent:
-    """All that a worker needs for the runs of a program."""
+    """Everything a worker needs to execute the runs of a program."""
 
     versions: Versions
     settings: Mapping[str, Any]
     side_by_side: int
-    folders: Sequence[str]  # where the sender imports from
+    folders: Sequence[str]  # the sender's import path
     group: bytes
 
     def unpickled(self) -> Group:
-        """The group; what could not be sent by value is looked for where the sender has it."""
+        """Returns the group; modules that were not sent by value are imported from the sender's path."""
         sys.path.extend(folder for folder in self.folders if folder not in sys.path)
         return cloudpickle.loads(self.group)
 
 
 def _pickled(group: Group, side_by_side: int) -> bytes:
-    """A group for other processes, with the code of what users have written in scripts, notebooks and files."""
+    """Pickles a group for other processes, with the user's own code from scripts, notebooks and files."""
     own = [module for name, module in list(sys.modules.items()) if _is_users(name, module)]
     for module in own:
         cloudpickle.register_pickle_by_value(module)
     try:
         sent = _Sent(versions(), settings.current(), side_by_side, sys.path, cloudpickle.dumps(group))
         return cloudpickle.dumps(sent)
-    except Exception as error:  # of various kinds, by what could not be pickled
+    except Exception as error:  # pickling raises many kinds
         names = ", ".join(sorted({str(job.labels["policy"]) for job in group.jobs}))
         raise ValueError(
-            f"the runs of {names} cannot be sent to other processes: {error}; use workers=1, or change what the policy "
-            "or the preset holds"
+            f"the runs of {names} cannot be sent to other processes: {error}; use workers=1, or remove the object that "
+            "cannot be pickled from the policy or preset"
         ) from error
     finally:
         for module in own:
@@ -358,7 +358,7 @@ def _pickled(group: Group, side_by_side: int) -> bytes:
 
 
 def _is_users(name: str, module: Any) -> bool:
-    """Whether a module is one that workers may not be able to import; cloudpickle knows what to do with __main__."""
+    """Returns whether workers may be unable to import a module; cloudpickle handles __main__ itself."""
     path = getattr(module, "__file__", None)
     if name == "__main__" or path is None or not isinstance(module, ModuleType) or module.__name__ != name:
         return False

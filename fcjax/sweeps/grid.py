@@ -1,8 +1,8 @@
-"""The grid of a sweep: every combination of its axes, with every policy and seed, checked before the first run begins.
+"""The grid of a sweep: all combinations of axes, policies and seeds, checked before the first run.
 
 An axis is a name and its values. A name with a dot is a leaf of the experiment, such as "cell.bandwidth_hz" or
-"training.learning_rate"; any other is an argument of the preset, such as "distribution" or "num_devices". Runs that
-differ in numbers share one compiled program.
+"training.learning_rate". Any other name is an argument of the preset, such as "distribution" or "num_devices". Runs
+that differ only in numbers share one compiled program.
 """
 
 import dataclasses
@@ -25,14 +25,14 @@ from fcjax.sweeps.jobs import Job
 from fcjax.types import Cell, Estimates, Policy, Training
 
 _MOST_SEEDS = 10**6
-_AT_HAND = 64  # experiments that are kept in memory; others are made again when their runs begin
+_AT_HAND = 64  # experiments in memory; others are made again when their runs begin
 _BUILT_IN = ("distribution", "radius_m", "budget_s", "num_devices")  # arguments of every preset
 _SAME = {"cell.radius_m": "radius_m", "training.budget_s": "budget_s"}
 LEAVES = tuple(
     f"{part}.{field.name}"
     for part, kind in (("cell", Cell), ("training", Training), ("estimates", Estimates))
     for field in dataclasses.fields(kind)
-    if (part, field.name) != ("training", "num_samples")  # the data have them
+    if (part, field.name) != ("training", "num_samples")  # follows from the data
 )
 
 
@@ -50,7 +50,7 @@ def plan(
     axes: Mapping[str, Any] | None = None,
     progress: bool = False,
 ) -> list[Job]:
-    """All runs of a sweep, checked, before any of them begins."""
+    """Plans and checks all runs of a sweep."""
     built_in = {"distribution": distribution, "radius_m": radius_m, "budget_s": budget_s, "num_devices": num_devices}
     if not callable(preset):
         raise ValueError(f"preset must be a function that makes an Experiment, got {preset!r}")
@@ -64,7 +64,7 @@ def plan(
     for name, values in {"policy and phi": [entry[:2] for entry in named], **grid, "seeds": seeds}.items():
         if len(values) == 0:
             raise ValueError(f"{name} must have at least one value")
-        # by text, because NaN does not equal itself
+        # As text, because NaN does not equal itself.
         if len({str(value) for value in values}) < len(values):
             raise ValueError(f"{name} has a value twice: {', '.join(map(str, values))}")
     loaded = data.load(dataset) if isinstance(dataset, str) else dataset
@@ -79,7 +79,7 @@ def plan(
 
 
 def _further(axes: Mapping[str, Any] | None, preset: Callable) -> dict[str, Any]:
-    """The axes that a sweep has beside the built-in ones; ValueError for a name that is none."""
+    """Returns the axes besides the built-in ones; raises ValueError for an unknown name."""
     if axes is not None and not isinstance(axes, Mapping):
         raise ValueError(f"axes must map names to values, such as {{'cell.bandwidth_hz': [5e6, 20e6]}}, got {axes!r}")
     found = {_SAME.get(name, name): values for name, values in (axes or {}).items()}
@@ -90,7 +90,7 @@ def _further(axes: Mapping[str, Any] | None, preset: Callable) -> dict[str, Any]
     known = [*_BUILT_IN, *LEAVES, *(name for name in of_preset if name not in ("dataset", "seed"))]
     for name in found:
         if name in ("policy", "phi", "seeds", "seed", "dataset"):
-            raise ValueError(f"{name} is not in axes: give it as an argument of its own")
+            raise ValueError(f"{name} cannot be in axes: pass it as a separate argument")
         if name not in known and not (takes_any and isinstance(name, str) and name.isidentifier()):
             close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5) or known
             raise ValueError(f"unknown axis {name!r}: use {', '.join(close)}")
@@ -98,19 +98,19 @@ def _further(axes: Mapping[str, Any] | None, preset: Callable) -> dict[str, Any]
 
 
 def _checked(name: str, values: Any) -> list:
-    """The values of an axis, as labels and experiments have them."""
+    """Checks the values of an axis and returns them as a list."""
     values = _several(name, values)
     if name == "num_devices" or name in ("training.local_steps", "training.batch_size"):
         return [checks.whole(name, value, 1) for value in values]
     if name in ("radius_m", "budget_s") or name in LEAVES:
         return [value if value is None and name == "budget_s" else checks.scalar(name, value) for value in values]
     if bad := [value for value in values if not isinstance(value, str | int | float | np.generic)]:
-        raise ValueError(f"the values of axis {name} must be texts or numbers, got {bad[0]!r}")
+        raise ValueError(f"the values of axis {name} must be strings or numbers, got {bad[0]!r}")
     return values
 
 
 class _Maker:
-    """Makes the experiments of a sweep, and keeps the last few. It can be sent to another process."""
+    """Makes the experiments of a sweep and caches the last few; it can be pickled."""
 
     def __init__(self, preset: Callable[..., Experiment], loaded: data.Dataset, names: tuple[str, ...]):
         self._preset, self._loaded, self._names = preset, loaded, names
@@ -137,7 +137,7 @@ class _Maker:
 
 
 def _with_leaf(experiment: Experiment, name: str, value: Any) -> Experiment:
-    """The experiment with another value of a leaf; where the leaf has one for each device, all get it."""
+    """Replaces a leaf of an experiment; a leaf with one value per device is filled with the new value."""
     part, field = name.split(".")
     old = getattr(getattr(experiment, part), field)
     new = np.full(np.shape(old), value, np.asarray(old).dtype) if np.ndim(old) else value
@@ -183,7 +183,7 @@ def _checked_jobs(
                 jobs.append(Job(labels, one, made))
             experiment = jobs[-1].experiment
             if policies.is_built_in(one):
-                one.init(experiment.cell)  # raises for what the cell does not have
+                one.init(experiment.cell)  # raises if the parameters do not fit the cell
             elif (place := (name, phi_value, *setting[1:])) not in checked:
                 label = f"policy {name!r}"
                 contract.check_policy(one, experiment.cell, as_told(experiment), name=label, ignores_labels=False)
@@ -194,14 +194,14 @@ def _checked_jobs(
 def _policies(
     policy: str | Sequence[str] | Mapping[str, Policy], phis: Sequence[float]
 ) -> list[tuple[str, float, Policy]]:
-    """Names, phi (NaN where the policy has none) and policies."""
+    """Returns triples of name, phi (NaN for policies without it) and policy."""
     if isinstance(policy, Mapping):
         for name, one in policy.items():
             if not isinstance(one, Policy) or not all(map(callable, one)):
                 raise ValueError(f"policy {name!r} must be a fcjax.Policy(init, select) of two functions, got {one!r}")
         return [(str(name), float("nan"), one) for name, one in policy.items()]
     if isinstance(policy, Policy) or any(isinstance(one, Policy) for one in _several("policy", policy)):
-        raise ValueError("policy must be names, or policies by name, such as {'mine': policy}")
+        raise ValueError("policy must be names, or a mapping of names to policies, such as {'mine': policy}")
     named = []
     for name in _several("policy", policy):
         factory = policies.factory_by_name(name)
@@ -218,7 +218,7 @@ def _centralised(make: Callable[[], Experiment]) -> Experiment:
 
 
 def most_runs(policy: Any, **axes: Any) -> int:
-    """How many runs there can be, for what `plan` takes: those of policies without phi are fewer."""
+    """Returns an upper bound on the number of runs: policies without phi have fewer."""
     seeds, further = axes.pop("seeds"), axes.pop("axes", None)
     axes |= further if isinstance(further, Mapping) else {}
     num_seeds = seeds if isinstance(seeds, int) else len(seeds) if isinstance(seeds, Sized) else sys.maxsize
@@ -232,4 +232,4 @@ def _several(name: str, value: Any) -> list:
     try:
         return list(value)
     except TypeError as error:
-        raise ValueError(f"{name} must be a value or a sequence of them, got {value!r}") from error
+        raise ValueError(f"{name} must be a value or a sequence of values, got {value!r}") from error

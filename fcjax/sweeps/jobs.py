@@ -1,4 +1,4 @@
-"""Runs that are to be done, which of them one program can do, and runs that have ended."""
+"""Planned runs, groups of runs that share a program, and finished runs."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -15,24 +15,24 @@ from fcjax.types import Policy
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """A run that is to be done."""
+    """A planned run."""
 
-    labels: dict[str, Any]  # what tells it from the others
+    labels: dict[str, Any]  # its settings
     policy: Policy
     make: Callable[[], Experiment]
 
     @property
     def experiment(self) -> Experiment:
-        """Made when it is asked for: of many thousand, few are in memory."""
+        """The experiment, made on demand because thousands would not fit in memory."""
         return self.make()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Finished:
-    """A run that has ended."""
+    """A finished run."""
 
     labels: dict[str, Any]
-    history: Record  # arrays of NumPy, as long as the run
+    history: Record  # NumPy arrays, one row per round
     start_accuracy: float
     start_loss: float
     stop: Stop
@@ -46,20 +46,20 @@ def finish(labels: dict[str, Any], chunks: Sequence[Record], state: State) -> Fi
 
 
 class Group:
-    """Runs that one program can do: of the same shapes, but for how many samples a device has room for."""
+    """Runs that share a program: their shapes are equal, except for the padding of local data."""
 
     def __init__(self, experiment: Experiment):
         self.jobs: list[Job] = []
-        self._policy_states: list[Any] = []  # of each run, as it begins
+        self._policy_states: list[Any] = []  # initial state of each run
         self._structure = jax.tree.structure(experiment)
         self._first = jax.tree.leaves(experiment)
         self._dtypes = [leaves.dtype(leaf) for leaf in self._first]
-        # What is one and the same object in all runs, such as the images, is there once.
+        # Leaves that are the same object in all runs, such as the images, are stored once.
         self._is_shared = [True] * len(self._first)
         self._room = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the leaves of the first experiment, such as the images, which another process makes itself."""
+        """Omits the leaves of the first experiment, such as the images; the receiver makes them itself."""
         return {name: value for name, value in vars(self).items() if name not in ("_first", "_structure")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -77,18 +77,18 @@ class Group:
         self._dtypes = [leaves.common(one, leaves.dtype(leaf)) for one, leaf in zip(self._dtypes, row, strict=True)]
 
     def selects(self) -> tuple[Callable, ...]:
-        """The policies, each once for each kind of states that it has."""
+        """Returns the distinct policies; one whose states differ in shape counts once per shape."""
         return tuple(select for select, *_ in dict.fromkeys(self._kinds()))
 
     def _kinds(self) -> list[tuple]:
-        """For each run its policy, and the structure and shapes of what the policy remembers."""
+        """Returns, for each run, its policy and the structure and shapes of the policy's state."""
         return [
             (job.policy.select, jax.tree.structure(state), *map(np.shape, jax.tree.leaves(state)))
             for job, state in zip(self.jobs, self._policy_states, strict=True)
         ]
 
     def policy_states(self) -> list[tuple[np.int32, tuple]]:
-        """For each run the number of its policy among `selects`, and states for all policies, of which that counts."""
+        """Returns, for each run, the index of its policy in `selects` and a state for every policy."""
         number_of: dict[tuple, int] = {}
         numbers = [number_of.setdefault(kind, len(number_of)) for kind in self._kinds()]
         of_any = [self._policy_states[numbers.index(number)] for number in range(len(number_of))]
@@ -102,11 +102,11 @@ class Group:
         return Template(self._structure, tuple(self._is_shared))
 
     def shared(self) -> list:
-        """The leaves that all experiments have in common."""
+        """Returns the leaves that all experiments share."""
         return [leaf for leaf, shared in zip(self._first, self._is_shared, strict=True) if shared]
 
     def own(self, experiment: Experiment) -> list:
-        """The leaves of an experiment that are its own, in the shapes and types that all of the group have."""
+        """Returns the leaves of an experiment that are not shared, in the group's common shapes and dtypes."""
         row = jax.tree.leaves(_with_room(experiment, self._room))
         columns = zip(row, self._dtypes, self._is_shared, strict=True)
         return [leaves.as_type(dtype, leaf) for leaf, dtype, shared in columns if not shared]
@@ -114,7 +114,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """How an experiment of a group is put together, of the leaves that are its own and those that are shared."""
+    """Rebuilds an experiment of a group from its own leaves and the shared ones."""
 
     structure: Any
     is_shared: tuple[bool, ...]
@@ -129,7 +129,7 @@ def groups(jobs: Sequence[Job]) -> list[Group]:
     for job in jobs:
         experiment = job.experiment
         row, structure = jax.tree.flatten(experiment)
-        # Where all local data are summed over, the room decides on the order of the sum, hence on the last bits.
+        # Estimates on local data sum over the padding too, so it affects the order of the sum and the last bits.
         any_room = experiment.estimate_on != "local"
         indices = experiment.data.indices
         shapes = tuple(np.shape(leaf)[:1] if any_room and leaf is indices else np.shape(leaf) for leaf in row)
@@ -139,7 +139,7 @@ def groups(jobs: Sequence[Job]) -> list[Group]:
 
 
 def _with_room(experiment: Experiment, room: int) -> Experiment:
-    """The same with rows of indices of a given length: what is appended is never drawn."""
+    """Pads the rows of indices to a given length; the padding is never drawn."""
     indices = np.asarray(experiment.data.indices)
     padded = np.pad(indices, ((0, 0), (0, room - indices.shape[1])), mode="edge")
     return dataclasses.replace(experiment, data=experiment.data._replace(indices=padded))

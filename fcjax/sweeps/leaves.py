@@ -1,4 +1,4 @@
-"""Leaves of pytrees, which may be numbers, arrays of the host, arrays of a device, and random keys."""
+"""Leaves of pytrees: numbers, NumPy arrays, JAX arrays and random keys."""
 
 import functools
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def dtype(leaf: Any) -> Any:
 
 
 def common(one: Any, other: Any) -> Any:
-    """A type that holds the values of both."""
+    """Returns a dtype that holds the values of both."""
     return one if one == other else np.result_type(one, other)
 
 
@@ -41,7 +41,7 @@ def stack(trees: Sequence[T]) -> T:
 
 
 def promoted(trees: list[T]) -> list[T]:
-    """The same trees, with leaves as arrays, and equal leaves of equal types: 2 beside 2.9 is 2.0."""
+    """Turns leaves into arrays and promotes corresponding leaves to a common dtype, such as 2 and 2.9 to float."""
     leaves = [jax.tree.leaves(tree) for tree in trees]
     types = [functools.reduce(common, map(dtype, column)) for column in zip(*leaves, strict=True)]
     rows = [[as_type(wanted, leaf) for wanted, leaf in zip(types, row, strict=True)] for row in leaves]

@@ -5,9 +5,9 @@ from scipy import stats
 
 
 def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and half width of its 95% interval (Student's t) along the first axis; NaN is left out.
+    """Returns the mean and the half width of its 95% interval (Student's t) along the first axis, ignoring NaN.
 
-    The half width is NaN where there are fewer than two values.
+    The half width is NaN for fewer than two values.
     """
     count = np.sum(~np.isnan(values), axis=0)
     some = np.maximum(count, 1)

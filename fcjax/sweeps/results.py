@@ -1,7 +1,7 @@
-"""Results of many runs: one labelled data set, a row for each run, and a file that any xarray reopens.
+"""Results of many runs: a labelled data set, a summary table with one row per run, and netCDF files.
 
 The data set has the dimensions run, round and device. The settings of a run (policy, distribution, ...) are coordinates
-of `run`; histories are (run, round) or (run, round, device), and NaN where a run had no such round or device:
+of `run`. Histories are (run, round) or (run, round, device), and NaN where a run has no such round or device:
 
     results = fcjax.results.load("histories.nc")
     results.accuracy.max("round").groupby(["policy", "distribution"]).mean()
@@ -84,7 +84,7 @@ def to_dataset(
     *,
     room: tuple[int, int] = (1, 1),
 ) -> xr.Dataset:
-    """All runs as one data set, with units and with where they come from; with room for so many rounds and devices."""
+    """Returns all runs as one data set with units and provenance, with `room` for at least (rounds, devices)."""
     num_rounds, num_devices = (
         max(sizes) for sizes in zip(room, *(run.history.share.shape for run in runs), strict=True)
     )
@@ -103,7 +103,7 @@ def to_dataset(
     variables["stop"] = ("run", np.array([run.stop.name.lower() for run in runs]))
     rounds = variables["rounds"][1]
     variables["diverged_round"] = ("run", np.where([run.stop == Stop.DIVERGED for run in runs], rounds + 1, 0))
-    # Whoever plans runs may tell them apart by further labels.
+    # Further axes of a sweep add labels.
     names = [*SETTINGS, *(name for name in runs[0].labels if name not in SETTINGS)]
     coordinates: dict[str, Any] = {name: ("run", np.array([run.labels[name] for run in runs])) for name in names}
     coordinates |= {"round": np.arange(1, num_rounds + 1), "device": np.arange(num_devices)}
@@ -114,7 +114,7 @@ def to_dataset(
 
 
 def concat(parts: Sequence[xr.Dataset]) -> xr.Dataset:
-    """Several sweeps as one; what one of them lacks, such as a round or an axis, is NaN, False or an empty text."""
+    """Concatenates sweeps; rounds, devices and axes that one lacks are filled with NaN, False or an empty text."""
     axes = {name: np.nan if part[name].dtype.kind in "if" else "" for part in parts for name in further_axes(part)}
     alike = []
     for part in parts:
@@ -125,8 +125,8 @@ def concat(parts: Sequence[xr.Dataset]) -> xr.Dataset:
 
 
 def summary(dataset: xr.Dataset) -> pd.DataFrame:
-    """A row for each run, with the columns `SUMMARY` and the further axes of the sweep; accuracies are fractions."""
-    starts = range(0, dataset.sizes["run"], _AT_A_TIME)  # of a file, little is in memory at a time
+    """Returns one row per run, with the columns `SUMMARY` and the sweep's further axes; accuracies are fractions."""
+    starts = range(0, dataset.sizes["run"], _AT_A_TIME)  # keeps little of a lazy data set in memory
     parts = [_summary(dataset.isel(run=slice(start, start + _AT_A_TIME))) for start in starts]
     return pd.concat(parts, ignore_index=True)
 
@@ -158,14 +158,14 @@ def _summary(dataset: xr.Dataset) -> pd.DataFrame:
 
 
 def further_axes(dataset: xr.Dataset) -> list[str]:
-    """What runs are labelled with beside `SETTINGS`: the further axes of a sweep."""
+    """Returns the run labels besides `SETTINGS`: the further axes of a sweep."""
     return [
         str(name) for name, label in dataset.coords.items() if label.dims == ("run",) and name not in (*SETTINGS, "run")
     ]
 
 
 def provenance() -> dict[str, str]:
-    """Versions, machine and revision, as a result carries them."""
+    """Returns versions, backend and git revision, as attributes of a result."""
     packages = ("fcjax", "jax", "jaxlib", "numpy", "flax", "optax")
     versions = {package: importlib.metadata.version(package) for package in packages}
     return {
@@ -177,7 +177,7 @@ def provenance() -> dict[str, str]:
 
 @functools.cache
 def _revision() -> str:
-    """The git revision of the package's folder, with "+" if there are changes beside it."""
+    """Returns the git revision of the package's folder, with "+" if there are uncommitted changes."""
     folder = Path(__file__).parents[1]
     try:
         head, changes = (
@@ -190,12 +190,12 @@ def _revision() -> str:
 
 
 def save(dataset: xr.Dataset, path: str | os.PathLike) -> None:
-    """Writes a data set as netCDF, whole or not at all."""
+    """Writes a data set as netCDF, atomically."""
     save_parts([dataset], path)
 
 
 def save_parts(parts: Iterable[xr.Dataset], path: str | os.PathLike) -> None:
-    """Writes data sets of the same rounds and devices one after the other as one, with one in memory at a time."""
+    """Writes data sets with the same rounds and devices into one file, holding one in memory at a time."""
 
     def write(where: str) -> None:
         first, num_runs = True, 0
@@ -217,7 +217,7 @@ def save_parts(parts: Iterable[xr.Dataset], path: str | os.PathLike) -> None:
 
 @contextlib.contextmanager
 def _told(path: str | os.PathLike) -> Iterator[None]:
-    """Adds the free space to what netCDF says, which of a full disk is that permission is denied, and the like."""
+    """Adds the free space to netCDF's errors, which misreport a full disk as "permission denied" and the like."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -228,7 +228,7 @@ def _told(path: str | os.PathLike) -> Iterator[None]:
 
 
 def load(path: str | os.PathLike) -> xr.Dataset:
-    """Reads what `save` wrote; ValueError if it is something else, or damaged."""
+    """Loads a results file into memory; raises ValueError if it is damaged or not a results file."""
     try:
         with read(path) as dataset:
             return dataset.load()
@@ -237,16 +237,16 @@ def load(path: str | os.PathLike) -> xr.Dataset:
 
 
 def read(path: str | os.PathLike) -> xr.Dataset:
-    """The same, but for its histories, which are read when they are looked at."""
+    """Opens a results file lazily."""
     try:
         dataset = xr.open_dataset(path, engine="netcdf4")
     except FileNotFoundError:
         raise
-    except Exception as error:  # of various kinds, by what damage makes of a file
+    except Exception as error:  # a damaged file raises many kinds
         raise _unreadable(path, error) from error
     missing = [name for name in (*SETTINGS, *_ABOUT) if name not in dataset.variables]
     if missing:
-        raise ValueError(f"{path} is no file of results: it has no {', '.join(missing)}")
+        raise ValueError(f"{path} is not a results file: it has no {', '.join(missing)}")
     return dataset
 
 

@@ -1,4 +1,4 @@
-"""Many runs, planned and done, as one data set."""
+"""Runs a sweep and returns one data set."""
 
 import dataclasses
 import os
@@ -24,7 +24,7 @@ from fcjax.types import Policy
 if TYPE_CHECKING:
     from distributed import Client
 
-_AT_HAND = 64  # runs that are in memory while the file of all is written
+_AT_HAND = 64  # runs in memory at a time while the results file is written
 
 
 def sweep(
@@ -47,37 +47,36 @@ def sweep(
     about: Mapping[str, Any] | None = None,
     progress: bool = False,
 ) -> xr.Dataset:
-    """Runs every combination of what is given and returns all histories as one labelled data set.
+    """Runs every combination of the arguments and returns all histories as one labelled data set.
 
     Args:
-      policy: names as `fcjax.policies.by_name` reads them, or a mapping of names to policies.
-      dataset: a name that `fcjax.data.load` reads, or a data set.
-      distribution: of the data among devices: "iid", "l1", "l2", ..., "dir0.1", ...
-      radius_m: of the cell.
-      phi: for the policies that have it; the others run once.
-      budget_s: by default what the preset has.
+      policy: names that `fcjax.policies.by_name` accepts, or a mapping of names to policies.
+      dataset: a name that `fcjax.data.load` accepts, or a data set.
+      distribution: how the data are distributed among devices: "iid", "l1", "l2", ..., "dir0.1", ...
+      radius_m: the radius of the cell.
+      phi: the trade-off parameter; policies that do not take it run once.
+      budget_s: the time budget; by default the preset's.
       num_devices: M.
-      seeds: how many, counted from 0, or which.
-      axes: whatever else varies, as names and values: a leaf of the experiment, such as {"cell.bandwidth_hz": [5e6,
-        20e6], "training.learning_rate": [0.01, 0.02]}, or an argument of the preset. They become coordinates of `run`.
-      preset: makes an experiment of dataset, distribution, num_devices, radius_m, budget_s and seed. With
-        `functools.partial` it takes further settings. It is called again for each run that begins, and must then give
-        the same.
-      client: of a Dask cluster that does the runs; by default this machine does, with a process for each core.
-      keep: a folder where runs are kept as they finish. What it holds of this sweep already is not done again.
-      out: a netCDF file for the results, which are then read from it when they are looked at: memory does not grow with
-        the number of runs. Needs `keep`.
-      workers: how many processes of this machine take part; by default one for each core. With 1, the current process
-        does all runs. Accelerators are used by the current process, all of them.
-      side_by_side: how many runs a device does at the same time; by default one on a CPU, 16 on an accelerator. Where
-        there are fewer runs, places stay empty. If an accelerator runs out of memory, use fewer. The last bits of a
-        result depend on it, as they do on the kind of hardware.
+      seeds: the number of seeds, starting at 0, or the seeds themselves.
+      axes: further axes, as a mapping of names to values. A name is a leaf of the experiment, such as
+        {"cell.bandwidth_hz": [5e6, 20e6]}, or an argument of the preset. Axes become coordinates of `run`.
+      preset: a function that makes an experiment from dataset, distribution, num_devices, radius_m, budget_s and seed.
+        Use `functools.partial` to pass further settings. It may be called several times for a run, and must return the
+        same experiment each time.
+      client: the client of a Dask cluster that executes the runs; by default this machine does.
+      keep: a folder where runs are saved as they finish. Runs of this sweep that it already holds are not repeated.
+      out: a netCDF file for the results. The returned data set reads from it lazily, so memory does not grow with the
+        number of runs. Requires `keep`.
+      workers: the number of local processes; by default one per core. With 1, the current process executes all runs.
+        Accelerators are always used by the current process alone.
+      side_by_side: how many runs a JAX device executes at a time; by default 1 on a CPU and 16 on an accelerator.
+        Reduce it if an accelerator runs out of memory. It affects the last bits of a result, as the hardware does.
       about: further attributes of the results.
-      progress: shows a bar with the remaining time.
+      progress: whether to show a progress bar with the remaining time.
 
     Returns:
       The histories, with dimensions run, round and device, and the settings as coordinates of run; see
-      `fcjax.results`. After Ctrl-C the runs that were finished by then, if any.
+      `fcjax.results`. After Ctrl-C, the runs that have finished, if any.
     """
     grid: dict[str, Any] = {"distribution": distribution, "radius_m": radius_m, "phi": phi, "budget_s": budget_s}
     grid |= {"num_devices": num_devices, "seeds": seeds, "axes": axes}
@@ -97,10 +96,10 @@ def run_all(
     about: Mapping[str, Any] | None = None,
     progress: bool = False,
 ) -> xr.Dataset:
-    """Does runs, but for those that have been kept, and returns all in their order; see `sweep`."""
+    """Executes the runs that `keep` does not hold yet and returns all runs in order; see `sweep`."""
     keep, out, about = _path("keep", keep), _path("out", out), _attributes(about)
     if out is not None and keep is None:
-        raise ValueError("out needs keep, a folder of finished runs that it is put together from")
+        raise ValueError("out needs keep, the folder of finished runs that it is written from")
     if out is not None and not out.parent.is_dir():
         raise OSError(f"results cannot be written to {out}: there is no folder {out.parent}")
     side_by_side = checks.whole("side_by_side", side_by_side or default_side_by_side(), 1)
@@ -144,14 +143,14 @@ def run_all(
 
 
 class _Finished:
-    """Finished runs: in memory, or, where there may be too many for that, in the archive."""
+    """Finished runs, held in memory or, if they may not fit, in the archive."""
 
     def __init__(self, archive: Archive | None, *, in_memory: bool):
         self._archive, self._in_memory = archive, in_memory
         self._runs: dict[Job, Finished | None] = {}
         self._stops: dict[Job, Stop] = {}
         self._num_rounds: dict[Job, int] = {}
-        self.room = (1, 1)  # rounds and devices of the largest
+        self.room = (1, 1)  # most rounds and most devices of any run
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -160,12 +159,12 @@ class _Finished:
         return job in self._runs
 
     def find(self, job: Job) -> None:
-        """Looks whether a run has been kept."""
+        """Loads a run if the archive holds it."""
         if self._archive is not None and (run := self._archive.load(job)) is not None:
             self._note(job, run, kept=True)
 
     def add(self, job: Job, run: Finished) -> None:
-        """Keeps a run that has just finished."""
+        """Adds a run that has just finished."""
         self._note(job, run, kept=self._archive is not None and self._archive.save(job, run))
 
     def get(self, job: Job) -> Finished:
@@ -174,13 +173,13 @@ class _Finished:
             assert self._archive is not None
             run = self._archive.load(job)
         if run is None:
-            raise RuntimeError(f"a finished run is no longer in its folder: {job.labels}; run again to redo it")
+            raise RuntimeError(f"a finished run is missing from its folder: {job.labels}; rerun to repeat it")
         return run
 
     def warn_of_faults(self, jobs: Sequence[Job]) -> None:
-        """Warns of runs that ended early or had no round."""
+        """Warns about runs that ended early or had no round."""
         for stop, fault in (
-            (Stop.BAD_DECISION, "were ended by an impossible decision of their policy"),
+            (Stop.BAD_DECISION, "were ended by an invalid decision of their policy"),
             (Stop.DIVERGED, "diverged: their loss became infinite or not a number"),
             (Stop.BUDGET, "had no round that ended within the budget"),
         ):
@@ -202,14 +201,14 @@ def _path(name: str, value: str | os.PathLike | None) -> Path | None:
     if value is None:
         return None
     if not isinstance(value, str | os.PathLike) or str(value) in ("", ".") or "\0" in str(value):
-        raise ValueError(f"{name} must be the path of a folder or file of its own, got {value!r}")
+        raise ValueError(f"{name} must be a path other than the current folder, got {value!r}")
     return Path(value).expanduser()
 
 
 def _attributes(about: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Those that a file can hold; ValueError for others, which would be told of when all runs have been done."""
+    """Checks the attributes before the first run, because the file rejects bad ones only after the last."""
     if about is not None and not isinstance(about, Mapping):
-        raise ValueError(f"about must be a mapping of names to texts or numbers, got {about!r}")
+        raise ValueError(f"about must be a mapping of names to strings or numbers, got {about!r}")
     for name, value in (about or {}).items():
         if (
             not isinstance(name, str)
@@ -217,5 +216,5 @@ def _attributes(about: Mapping[str, Any] | None) -> dict[str, Any]:
             or value is True
             or value is False
         ):
-            raise ValueError(f"about must be a mapping of names to texts or numbers, got {name!r}: {value!r}")
+            raise ValueError(f"about must be a mapping of names to strings or numbers, got {name!r}: {value!r}")
     return dict(about or {})

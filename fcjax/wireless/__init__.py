@@ -1,1 +1,1 @@
-"""The uplink of a cell: channels, rates, bandwidth allocation, computation times."""
+"""The uplink of a cell: channels, rates, bandwidth allocation and computation times."""

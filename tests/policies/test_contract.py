@@ -74,7 +74,7 @@ FAULTS = {
         decision(good, share=jnp.where(good.share < good.share.max(), good.share, 0)),
     ),
     "do not sum to 1": lambda k, s, good, c: (s, decision(good, share=good.share * 1.0001)),
-    "a round time that is not the one of its shares": lambda k, s, good, c: (
+    "a round time that does not match its shares": lambda k, s, good, c: (
         s,
         decision(good, round_s=good.round_s / 2),
     ),

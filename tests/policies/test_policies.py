@@ -238,7 +238,7 @@ def test_parameters_are_data():
         (lambda cell: policies.by_name("no_such_file:policy"), "'no_such_file' cannot be used: ModuleNotFoundError"),
         (lambda cell: policies.by_name("math:sqrt"), "policy 'math:sqrt' needs x: use 'math:sqrt"),
         (lambda cell: policies.by_name("math:no"), "'math' has no policy or factory 'no'; it has"),
-        (lambda cell: policies.by_name("builtins:dict"), "must give a fcjax.Policy"),
+        (lambda cell: policies.by_name("builtins:dict"), "must return a fcjax.Policy"),
         (lambda cell: policies.by_name("builtins:exit"), "policy 'builtins:exit' cannot be used: SystemExit: "),
     ],
 )

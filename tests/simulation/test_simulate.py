@@ -211,7 +211,7 @@ def test_vmap_over_leaves_of_the_experiment_and_of_policies():
         k = int(alone.num_rounds)
         assert together.num_rounds[index] == k
         np.testing.assert_allclose(together.history.loss[index, :k], alone.history.loss[:k], rtol=1e-4)
-    with pytest.raises(ValueError, match="give max_rounds: how many rounds fit is not known"):
+    with pytest.raises(ValueError, match="give max_rounds: the number of rounds is unknown"):
         jax.vmap(
             lambda budget_s: fcjax.simulate(
                 jax.random.key(0),
@@ -247,7 +247,7 @@ def test_max_rounds_and_room_for_the_history():
     np.testing.assert_array_equal(run.history.loss, full.history.loss[:3])
     assert most_rounds(experiment) == full.history.accuracy.size == int(6.0 / shortest_round_s(experiment)) + 1
     assert shortest_round_s(experiment) > 48 * 5e-3
-    with pytest.raises(ValueError, match="max_rounds must be 1 or more, and an integer, got 0"):
+    with pytest.raises(ValueError, match="max_rounds must be an integer of 1 or more, got 0"):
         fcjax.simulate(jax.random.key(0), policies.random(1), experiment, max_rounds=0)
 
 
@@ -318,7 +318,7 @@ def test_a_run_that_diverges_ends_with_the_last_model_that_was_one(experiment, n
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"budget_s": 0.1}, r"the budget of 0.1 s is shorter than any round can be: the shortest takes 0.24\d* s"),
+        ({"budget_s": 0.1}, r"the budget of 0.1 s is too short for any round: the shortest takes 0.24\d* s"),
         ({"budget_s": -1.0}, "training.budget_s must be positive and finite, got -1"),
         ({"budget_s": 1e300}, "the budget of 1e[+]300 s has room for .* rounds of 0.24"),
         ({"radius_m": 0.0}, "cell.radius_m must be positive and finite, got 0"),
@@ -350,7 +350,7 @@ def test_bad_experiments_are_named(changes, message):
     [
         (0, policies.random(1), {}, "key must be a random key, such as"),
         (jax.random.key(0), "fc", {}, "policy must be a fcjax.Policy, such as"),
-        (jax.random.key(0), policies.random(1), {"max_rounds": 2.5}, "max_rounds must be 1 or more, and an integer"),
+        (jax.random.key(0), policies.random(1), {"max_rounds": 2.5}, "max_rounds must be an integer of 1 or more"),
     ],
 )
 def test_bad_arguments_are_named(key, policy, settings, message):

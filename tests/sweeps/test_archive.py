@@ -95,7 +95,7 @@ def test_a_damaged_file_is_done_again(damage, tmp_path):
     whole = run_all(jobs("fc", seeds=1), keep=tmp_path)
     (path,) = tmp_path.iterdir()
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.warns(UserWarning, match="cannot be read, its run is done again"):
+    with pytest.warns(UserWarning, match="cannot be read, its run is repeated"):
         again = run_all(jobs("fc", seeds=1), keep=tmp_path)
     assert again.num_programs == 1
     assert_equal(again, whole)
@@ -108,7 +108,7 @@ def test_histories_of_two_lengths_are_done_again(tmp_path):
     with np.load(path) as kept:
         arrays = dict(kept)
     np.savez(path, **arrays | {"round_s": arrays["round_s"][1:]})
-    with pytest.warns(UserWarning, match="its run is done again: its histories are not of one length"):
+    with pytest.warns(UserWarning, match="its run is repeated: its histories differ in length"):
         assert run_all(jobs("fc", seeds=1), keep=tmp_path).num_programs == 1
 
 
@@ -247,7 +247,7 @@ def test_a_disk_that_is_full(tmp_path, monkeypatch):
 
     monkeypatch.setattr(np, "savez", full)
     with pytest.raises(
-        OSError, match=f"a run cannot be kept as {tmp_path}/.*npz: No space left on device; those that are"
+        OSError, match=f"a run cannot be kept as {tmp_path}/.*npz: No space left on device; earlier runs are kept"
     ):
         run_all(jobs(), keep=tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
@@ -294,12 +294,12 @@ def test_a_file_in_the_place_of_another_is_noticed(tmp_path):
     first.write_bytes(second.read_bytes())
     third.unlink()
     os.mkfifo(third)
-    with pytest.warns(UserWarning, match=f"{first.name} cannot be read, its run is done again: it holds another run"):
+    with pytest.warns(UserWarning, match=f"{first.name} cannot be read, its run is repeated: it holds another run"):
         again = run_all(jobs("pf"), keep=tmp_path)
     assert again.kept == 1
     assert_equal(again, whole)
     assert third.is_file()
     third.unlink()
     third.mkdir()
-    with pytest.raises(OSError, match=f"a run cannot be kept as .*{third.name}: Is a directory; those that are there"):
+    with pytest.raises(OSError, match=f"a run cannot be kept as .*{third.name}: Is a directory; earlier runs are kept"):
         run_all(jobs("pf"), keep=tmp_path)

@@ -170,9 +170,7 @@ def test_settings_are_part_of_what_a_worker_keeps(scheduler, start_worker):
 def test_workers_that_give_other_results_are_refused(scheduler, start_worker, monkeypatch):
     start_worker("--nthreads", "2")
     with Client(scheduler_file=scheduler[1]) as client:
-        with pytest.raises(
-            RuntimeError, match="has 2 threads, and runs take one each: start workers with --nworkers auto"
-        ):
+        with pytest.raises(RuntimeError, match="has 2 threads, but a run uses one: start workers with --nworkers auto"):
             cluster.check_workers(client)
         monkeypatch.setattr(cluster, "versions", lambda: cluster.Versions("0" * 12, jax.__version__, "0.1"))
         with pytest.raises(
@@ -234,7 +232,7 @@ def test_a_worker_that_joins_late_and_cannot_do_the_work_is_closed(alone, schedu
         bad = next(iter(client.scheduler_info()["workers"]))
         client.run(age, workers=[bad])
         monkeypatch.setattr(executor, "check_workers", lambda client: start_worker() and client.wait_for_workers(2))
-        with pytest.warns(UserWarning, match=r"worker tcp://.* has fcjax old instead of .*; it was closed, and others"):
+        with pytest.warns(UserWarning, match=r"worker tcp://.* has fcjax old instead of .*; it was closed, and"):
             assert_same(fcjax.sweep(POLICIES, **SETTINGS, client=client), alone)
         assert bad not in client.scheduler_info()["workers"]
 

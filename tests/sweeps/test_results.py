@@ -146,7 +146,7 @@ def test_further_axes_are_never_pooled():
     means = rows[rows.policy == "fc"].groupby("cell.bandwidth_hz").best_accuracy.mean()
     np.testing.assert_allclose(np.asarray(axes.lines[0].get_xdata(), float), means.index)
     np.testing.assert_allclose(np.asarray(axes.lines[0].get_ydata(), float), means, rtol=1e-6)
-    with pytest.raises(ValueError, match="axis must have numbers as values, and kind has 'a'"):
+    with pytest.raises(ValueError, match="axis must have numbers as values, but kind has 'a'"):
         plots.against(dataset, "kind")
     plt.close("all")
 

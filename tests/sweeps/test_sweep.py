@@ -241,13 +241,13 @@ def test_a_file_of_results_is_what_memory_would_hold(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"keep": 5}, "keep must be the path of a folder or file of its own, got 5"),
-        ({"keep": ""}, "keep must be the path of a folder or file of its own, got ''"),
+        ({"keep": 5}, "keep must be a path other than the current folder, got 5"),
+        ({"keep": ""}, "keep must be a path other than the current folder, got ''"),
         ({"keep": "a\0b"}, "keep must be the path"),
-        ({"keep": "runs", "out": b"file"}, "out must be the path of a folder or file of its own, got b'file'"),
-        ({"about": [1]}, r"about must be a mapping of names to texts or numbers, got \[1\]"),
-        ({"about": {"a": None}}, "about must be a mapping of names to texts or numbers, got 'a': None"),
-        ({"about": {"a": True}}, "about must be a mapping of names to texts or numbers, got 'a': True"),
+        ({"keep": "runs", "out": b"file"}, "out must be a path other than the current folder, got b'file'"),
+        ({"about": [1]}, r"about must be a mapping of names to strings or numbers, got \[1\]"),
+        ({"about": {"a": None}}, "about must be a mapping of names to strings or numbers, got 'a': None"),
+        ({"about": {"a": True}}, "about must be a mapping of names to strings or numbers, got 'a': True"),
     ],
 )
 def test_what_results_cannot_be_kept_with_is_named(changes, message, tmp_path, monkeypatch):

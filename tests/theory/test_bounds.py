@@ -194,7 +194,7 @@ def test_what_overflows_is_infinite_and_of_no_consequence_where_it_does_not_coun
 
 
 def test_a_beta_of_another_shape_is_named():
-    with pytest.raises(ValueError, match=r"delta and beta do not fit each other, of shapes \(20,\) and \(3,\)"):
+    with pytest.raises(ValueError, match=r"delta and beta must have shapes that broadcast, got \(20,\) and \(3,\)"):
         bounds.local_drift(delta=np.ones(20), beta=np.ones(3), learning_rate=0.1, local_steps=5)
 
 

@@ -1,10 +1,9 @@
-"""fcjax itself on the workload of the peers, and on all of Alg. 3: a sweep of 10 seeds on all cores.
+"""fcjax on the workload of the peers, and on all of Alg. 3: a sweep of 10 seeds on all cores.
 
-Without --full, n devices are drawn at random in each round and nothing is estimated: what the peers do, and the
-allocation of bandwidth. With --full, FC decides who takes part and all of Alg. 3 is done, in a cell of 500 m, where it
-schedules 6 of 20 on average or a little more; --scheduled then does nothing. Rounds are as many as fit into 60
-simulated seconds: with 20 devices some 35, fewer than the peers', whose accuracy is a little higher for that. The clock
-runs while the sweep does, after it has compiled its program.
+Without --full, n devices are drawn at random in each round and nothing is estimated, as in the peers, but bandwidth is
+allocated. With --full, all of Alg. 3 runs with FC, in a cell of 500 m, where FC schedules 6 of 20 devices on average or
+slightly more; --scheduled is then ignored. A run has as many rounds as fit into 60 simulated seconds. With 20 devices
+these are about 35, fewer than the peers', so its accuracy is slightly lower. The clock starts after compilation.
 """
 
 import argparse
@@ -27,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scheduled", type=int, default=6, help="devices that train in a round (%(default)s)")
     parser.add_argument("--full", action="store_true", help="all of Alg. 3, with FC")
-    parser.add_argument("--rounds", type=int, default=45, help="after which the accuracy is told (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=45, help="round whose accuracy is reported (%(default)s)")
     args = parser.parse_args()
     if args.full:
         results = fcjax.sweep("fc", distribution="l1", radius_m=500, seeds=SEEDS)

@@ -13,14 +13,13 @@
 # ///
 """FedJAX as a peer: its federated_averaging, client sampler, shuffled batches, metrics and a Haiku model.
 
-JAX 0.5.3 is the newest that FedJAX 0.0.17 runs on: JAX 0.6 took away jax.tree_map, which FedJAX calls. Clients
-train one after the other by the default for-each-client backend, "jit", which compiles a step, not a client or a
-round; XLA may use both cores within a step. "debug" does not compile at all, and "pmap" over two CPU devices needs
-a flag of JAX to work at all on 0.5 and was no faster. The scaled data stay numpy arrays, as FedJAX keeps them, so a
-mini-batch is gathered on the host in each step; the test set lies on the device and is evaluated in one batch. The
-algorithm also computes the norm of each client's update, which cannot be switched off. --seed fixes the initial
-weights and the choice of clients; the batches are shuffled afresh in every run, for with a seed FedJAX would shuffle
-a client's data alike in all rounds.
+JAX 0.5.3 is the newest version that FedJAX 0.0.17 supports: JAX 0.6 removed jax.tree_map, which FedJAX calls. Clients
+train one after the other on the default for-each-client backend, "jit", which compiles a step, not a client or a round;
+XLA may use both cores within a step. "debug" does not compile, and "pmap" over two JAX CPU devices needs a flag on JAX
+0.5 and was not faster. The scaled data stay numpy arrays, as FedJAX keeps them, so each step gathers its mini-batch on
+the host. The test set is a JAX array, evaluated in one batch. The algorithm also computes the norm of each client's
+update, which cannot be disabled. --seed fixes the initial weights and the choice of clients. Batches are shuffled
+without a seed, because with one FedJAX would shuffle a client's data identically in all rounds.
 """
 
 import argparse
@@ -43,7 +42,7 @@ def forward(batch: fedjax.BatchExample) -> jax.Array:
 
 
 def measure(args: argparse.Namespace, data: workload.Data, watch: workload.Stopwatch) -> None:
-    # JAX has no 64-bit integers by default, and would narrow every batch of labels anew.
+    # JAX has no 64-bit integers by default, and would convert every batch of labels.
     client_y, test_y = data.client_y.astype(np.int32), data.test_y.astype(np.int32)
     examples = {i: {"x": x, "y": y} for i, (x, y) in enumerate(zip(data.client_x, client_y, strict=True))}
     test = fedjax.ClientDataset({"x": data.test_x, "y": test_y})

@@ -2,18 +2,18 @@
 # requires-python = "==3.11.*"
 # dependencies = ["flwr[simulation]==1.41.0", "ray==2.55.1", "torch==2.13.0", "numpy==2.4.6"]
 # ///
-"""Flower as a peer: a ServerApp with the FedAvg strategy and a ClientApp in PyTorch, by run_simulation over Ray.
+"""Flower as a peer: a ServerApp with the FedAvg strategy and a ClientApp in PyTorch, with run_simulation over Ray.
 
-Two Ray actors of one CPU each train clients side by side with one PyTorch thread; the server, a thread of this
+Two Ray actors with one CPU and one PyTorch thread each train clients side by side. The server, a thread of this
 process, averages and then evaluates the test set in one batch with PyTorch's default number of threads. Each actor
-reads the data once and keeps them; no client evaluates. Unlike the other peers Flower moves each client's model
-between processes as a message, and its simulation looks for new messages every 0.1 s at both ends: that wait, a
-fixed part of the framework, bounds the rounds per second from above. The older start_simulation has no such wait and
-can be faster when few clients train, but is deprecated since Flower 1.13 and knows no ServerApp. --seed fixes the
-initial weights and each client's batches, but not which clients train: the nodes get random numbers as their names.
+reads the data once; no client evaluates. Unlike the other peers, Flower sends each client's model between processes as
+a message. Its simulation polls for messages every 0.1 s at both ends, which bounds the rounds per second from above.
+The older start_simulation does not poll and can be faster when few clients train, but it is deprecated since Flower
+1.13 and does not support ServerApp. --seed fixes the initial weights and each client's batches, but not which clients
+train, because node names are random.
 
-Ray listens on all interfaces whatever it is told. The script therefore refuses to run, with exit code 3, unless the
-loopback is the only interface that it sees, as within
+Ray always listens on all interfaces. The script therefore refuses to run, with exit code 3, unless loopback is the only
+interface, as within
     unshare --user --map-root-user --net sh -c 'ip link set lo up && exec python flower_round.py ...'
 """
 
@@ -41,7 +41,7 @@ client_app = ClientApp()
 
 @functools.cache
 def network() -> torch.nn.Module:
-    """One for each process, since its weights are overwritten before every use."""
+    """Returns one network per process; its weights are overwritten before every use."""
     return torch.nn.Sequential(
         torch.nn.Linear(workload.INPUTS, workload.HIDDEN),
         torch.nn.ReLU(),
@@ -108,7 +108,7 @@ def measure(args: argparse.Namespace, data: workload.Data, watch: workload.Stopw
             train_config=ConfigRecord({"data": os.path.abspath(args.data), "seed": args.seed}),
             evaluate_fn=evaluate,
         )
-        # A client that fails is only logged, and the round would count as a fast one.
+        # Flower only logs a client that fails, and the round would count as a fast one.
         replies = [metrics["replies"] for metrics in result.train_metrics_clientapp.values()]
         if replies != [args.scheduled] * rounds:
             raise RuntimeError(f"expected {args.scheduled} replies in each of {rounds} rounds, got {replies}")
@@ -123,9 +123,9 @@ def measure(args: argparse.Namespace, data: workload.Data, watch: workload.Stopw
 
 if __name__ == "__main__":
     if (interfaces := [name for _, name in socket.if_nameindex()]) != ["lo"]:
-        print(f"refused: Ray would listen on {interfaces}; run in a network namespace with lo alone", file=sys.stderr)
+        print(f"refused: Ray would listen on {interfaces}; run in a network namespace with only lo", file=sys.stderr)
         sys.exit(3)
-    # By its name, not as __main__: Ray would send __main__'s functions by value each time, and their caches be lost.
+    # Imported by name: Ray would send functions of __main__ by value each time, and their caches would be lost.
     import flower_round
 
     workload.main("Flower", ("flwr", "ray", "torch"), flower_round.measure, __doc__)

@@ -4,14 +4,14 @@
 # ///
 """pfl-research as a peer: FederatedAveraging over a SimulatedBackend, with its PyTorch model and datasets.
 
-One process trains the cohort's users one after the other; the framework can spread them over several processes
-by torch.distributed, which is not done here. Two things are left to the user by design and are therefore ours:
-pfl's own samplers either repeat users within a cohort or take them in a fixed order, so the sampler here deals a
-fresh random cohort without repetition, and pfl takes batches in the order of the dataset, so a user's dataset is
-made anew in each round from 640 shuffled samples of its 3,000. WeightByDatapoints thus sees 640 for everyone,
-and since all clients have equal data, the mean is the same as by full sizes. CentralEvaluationCallback evaluates
-the test set in one batch, except after the first round, where it has done so before training. Threads are chosen
-as for plain PyTorch: 1 and 2 take turns in trials before the warm-up, and the lower median wins.
+One process trains the cohort's users one after the other; the framework could spread them over several processes with
+torch.distributed. Two parts are custom, because pfl leaves them to the user. Its samplers either repeat users within a
+cohort or take them in a fixed order, so the sampler here draws a random cohort without repetition. It takes batches in
+the order of the dataset, so a user's dataset is rebuilt in each round from 640 shuffled samples of its 3,000.
+WeightByDatapoints therefore sees 640 samples for every user; all clients have equal data, so the mean is the same.
+CentralEvaluationCallback evaluates the test set in one batch, except after the first round, where it has done so before
+training. Threads are chosen as for plain PyTorch: trials before the warm-up alternate between 1 and 2 threads, and the
+lower median wins.
 """
 
 import argparse
@@ -55,7 +55,7 @@ class Network(torch.nn.Module):
 
 
 class RoundEnd(TrainingProcessCallback):
-    """Stands behind the central evaluation in the list of callbacks, and so sees its metrics."""
+    """Comes after the central evaluation in the list of callbacks, so that it sees its metrics."""
 
     def __init__(self, tick: workload.Tick) -> None:
         self.tick = tick
@@ -91,7 +91,7 @@ def play(data: workload.Data, scheduled: int, seed: int, rounds: int, tick: work
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=rounds,
-            # This evaluation is of the users' own data, which no other peer does; only the first round's remains.
+            # This evaluates the users' own data, which no other peer does, so only the first round's remains.
             evaluation_frequency=rounds,
             train_cohort_size=scheduled,
             val_cohort_size=0,

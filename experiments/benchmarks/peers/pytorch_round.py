@@ -4,11 +4,11 @@
 # ///
 """Plain PyTorch as a peer: federated averaging written by hand, without a framework.
 
-One model is trained for one client after the other in eager mode, by torch.optim.SGD; each client starts from a copy
+One model is trained for one client after the other in eager mode, with torch.optim.SGD. Each client starts from a copy
 of the global weights, held as one flat vector. The scaled data are tensors in memory from the start, a client's five
 mini-batches are gathered in one indexing, and the test set is evaluated in one batch. Nothing is compiled and no
-clients run side by side: a second core can only help inside an operation. Whether it does is tried before the
-warm-up, on a throwaway model: 1 and 2 threads take turns, and the lower median time of a round wins.
+clients run in parallel, so a second core can only help inside an operation. Trials on a throwaway model before the
+warm-up alternate between 1 and 2 threads, and the lower median round time wins.
 """
 
 import argparse

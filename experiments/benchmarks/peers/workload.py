@@ -1,6 +1,6 @@
-"""What the runners of all peers share: the workload's numbers, its data, the clock and the line of result.
+"""Shared code of all peers: the workload's numbers, its data, the clock and the result line.
 
-It needs numpy and the standard library only, so that it imports in the environment of every peer.
+It needs only numpy and the standard library, so that it imports in every peer's environment.
 """
 
 import argparse
@@ -27,7 +27,7 @@ Tick = Callable[[float], None]
 
 
 class Data(NamedTuple):
-    """Inputs are scaled already; the first axis of `client_x` and `client_y` is the client."""
+    """Scaled inputs and labels; the first axis of `client_x` and `client_y` is the client."""
 
     client_x: np.ndarray
     client_y: np.ndarray
@@ -37,7 +37,7 @@ class Data(NamedTuple):
 
 @functools.cache
 def load(path: str) -> Data:
-    """Cached, since the processes that play clients ask for the data again in each round."""
+    """Loads the data; cached, because client processes load them in each round."""
     with np.load(path) as file:
         clients = file["clients"]
         if clients.shape != (CLIENTS, SAMPLES):
@@ -52,7 +52,7 @@ def scale(pixels: np.ndarray) -> np.ndarray:
 
 
 class Stopwatch:
-    """Counts rounds, and times those after the warm-up."""
+    """Counts rounds and times those after the warm-up."""
 
     def __init__(self, warmup: int, rounds: int) -> None:
         self.warmup, self.rounds = warmup, rounds
@@ -71,7 +71,7 @@ class Stopwatch:
 
 
 def choose_threads(set_threads: Callable[[int], None], play: Callable[[int, Tick], None]) -> None:
-    """Set 1 or 2 threads, whichever has the lower median time of a round in trials that take turns."""
+    """Sets 1 or 2 threads, whichever has the lower median round time in alternating trials."""
     times: dict[int, list[float]] = {1: [], 2: []}
     for threads in (1, 2) * 3:
         set_threads(threads)
@@ -87,7 +87,7 @@ def choose_threads(set_threads: Callable[[int], None], play: Callable[[int, Tick
 def main(
     peer: str, packages: Sequence[str], measure: Callable[[argparse.Namespace, Data, Stopwatch], None], doc: str
 ) -> None:
-    """Read the command line, let `measure` play all rounds, and print the one line of result."""
+    """Parses the command line, lets `measure` run all rounds, and prints the result line."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="npz file: train_x, train_y, test_x, test_y, clients")
     parser.add_argument("--scheduled", type=int, required=True, help="clients that train in a round")
@@ -99,7 +99,7 @@ def main(
         parser.error(f"--scheduled must be from 1 to {CLIENTS}, --warmup and --rounds at least 1")
     watch = Stopwatch(args.warmup, args.rounds)
     try:
-        # Some frameworks print their progress, and stdout is for the result alone.
+        # Some frameworks print their progress, but stdout is for the result only.
         with contextlib.redirect_stdout(sys.stderr):
             measure(args, load(args.data), watch)
         result = {
