@@ -128,7 +128,8 @@ def local_client(number: int) -> Iterator["Client"]:
     before = {name: os.environ.get(name) for name in _ENVIRONMENT}
     os.environ.update(_ENVIRONMENT)
     try:
-        with dask.config.set({"distributed.worker.profile.enabled": False}):
+        # Without a time to live, workers survive when the user suspends the command: a dead one closes its connection.
+        with dask.config.set({"distributed.worker.profile.enabled": False, "distributed.scheduler.worker-ttl": None}):
             cluster = SpecCluster(
                 workers=dict.fromkeys(range(number), worker),
                 scheduler=scheduler,
