@@ -125,6 +125,8 @@ def local_client(number: int) -> Iterator["Client"]:
     }
     quiet = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
     scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", "port": 0, **quiet}}
+    # It logs a traceback when a connection closes during shutdown, after silence_logs has ended.
+    logging.getLogger("distributed.batched").setLevel(logging.ERROR)
     before = {name: os.environ.get(name) for name in _ENVIRONMENT}
     os.environ.update(_ENVIRONMENT)
     try:
