@@ -243,7 +243,7 @@ def test_a_file_of_results_is_what_memory_would_hold(tmp_path, monkeypatch):
     [
         ({"keep": 5}, "keep must be a path other than the current folder, got 5"),
         ({"keep": ""}, "keep must be a path other than the current folder, got ''"),
-        ({"keep": "a\0b"}, "keep must be the path"),
+        ({"keep": "a\0b"}, "keep must be a path"),
         ({"keep": "runs", "out": b"file"}, "out must be a path other than the current folder, got b'file'"),
         ({"about": [1]}, r"about must be a mapping of names to strings or numbers, got \[1\]"),
         ({"about": {"a": None}}, "about must be a mapping of names to strings or numbers, got 'a': None"),
