@@ -28,6 +28,7 @@ from fcjax.runtime.console import leave
 from fcjax.simulation.experiment import Experiment
 from fcjax.sweeps.jobs import Job
 from fcjax.types import Decision
+from fcjax.wireless.bandwidth import round_time
 
 PRESET = "preset"
 
@@ -102,7 +103,7 @@ def ordered_client_selection(threshold_s: float) -> Policy:
         n = jnp.maximum(jnp.sum(jnp.cumprod(possible)), 1)
         scheduled = rank < n
         share = jnp.where(scheduled, 1 / n, 0)
-        return threshold_s, Decision(scheduled, share, fcjax.bandwidth.round_time(scheduled, share, observation, cell))
+        return threshold_s, Decision(scheduled, share, round_time(scheduled, share, observation, cell))
 
     return Policy(lambda cell: jnp.asarray(threshold_s), select)
 

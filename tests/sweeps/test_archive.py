@@ -138,7 +138,7 @@ def test_runs_that_call_back_into_python_are_not_kept(number, tmp_path):
         scheduled = jnp.arange(tiny.NUM_DEVICES) < one
         return state, fcjax.allocate(scheduled, context.observation, context.cell)
 
-    (job,) = jobs({"mine": policies.Policy(lambda cell: (), select)}, seeds=1)
+    (job,) = jobs({"mine": fcjax.Policy(lambda cell: (), select)}, seeds=1)
     with pytest.warns(UserWarning, match="runs of mine are not kept: they call back into Python"):
         results = run_all([job], keep=tmp_path)
     assert results.scheduled.sum("device").max() == number
@@ -181,8 +181,8 @@ def test_whatever_changes_a_run_changes_its_fingerprint():
         jobs(preset=functools.partial(tiny.experiment, observation_error=0.1)),
         jobs(preset=functools.partial(tiny.experiment, estimate_on="local")),
         jobs(preset=functools.partial(tiny.experiment, model=models.mlp((8,), 4, hidden=(), mean=0.25))),
-        jobs({"mine": policies.Policy(lambda cell: (), _select_all)}),
-        jobs({"mine": policies.Policy(lambda cell: (), _select_two)}),
+        jobs({"mine": fcjax.Policy(lambda cell: (), _select_all)}),
+        jobs({"mine": fcjax.Policy(lambda cell: (), _select_two)}),
     ]
     found = [fingerprint(job) for variant in variants for job in variant]
     assert len(set(found)) == len(found)

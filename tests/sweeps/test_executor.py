@@ -146,7 +146,7 @@ def test_a_scheduler_that_dies_is_an_error_that_says_how_to_resume(scheduler, st
 
 
 def test_without_workers_it_waits_and_says_how_to_start_some(alone, scheduler, start_worker, monkeypatch):
-    monkeypatch.setattr(executor, "_START_S", 0.5)
+    monkeypatch.setattr(cluster, "_START_S", 0.5)
     with Client(scheduler_file=scheduler[1]) as client:
         late = threading.Timer(2.0, start_worker)
         late.start()
