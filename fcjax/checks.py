@@ -159,24 +159,9 @@ def whole_cell(cell: Cell) -> Cell:
 
 def of_cell(name: str, cell: Cell) -> Real:
     """Checks a field of a cell."""
-    check, limits, is_per_device, is_common = _OF_CELL[name]
-    shapes = (((),) if is_common else ()) + (((num_devices(cell),),) if is_per_device else ())
-    return check(f"cell.{name}", getattr(cell, name), *shapes, **limits)
+    about = next(field.metadata for field in dataclasses.fields(cell) if field.name == name)
+    shapes = {"()": [()], "(M,)": [(num_devices(cell),)], "() or (M,)": [(), (num_devices(cell),)]}[about["shape"]]
+    return _CHECKS[about["allowed"]](f"cell.{name}", getattr(cell, name), *shapes, **about["limits"])
 
 
-# The check of each field, whether there may be one value per device, and whether there may be a common one. The limits
-# of the first four keep all their products and ratios within the range of float32.
-_OF_CELL: dict[str, tuple[Callable[..., Real], dict[str, float], bool, bool]] = {
-    "bandwidth_hz": (positive, {"low": 1e-3, "high": 1e15}, False, True),
-    "noise_psd_w_hz": (positive, {"low": 1e-28, "high": 1}, False, True),
-    "power_w": (not_negative, {"low": 1e-20, "high": 1e6}, True, False),
-    "upload_bits": (not_negative, {"low": 1e-6, "high": 1e20}, True, True),
-    "radius_m": (positive, {}, False, True),
-    "min_distance_m": (positive, {}, False, True),
-    "reference_gain": (positive, {}, False, True),
-    "path_loss_exponent": (not_negative, {"high": 100}, False, True),
-    "scatter": (fraction, {}, False, True),
-    "shadowing_db": (not_negative, {"high": 100}, False, True),
-    "sample_floor_s": (not_negative, {}, True, True),
-    "sample_rate_hz": (positive, {}, True, True),
-}
+_CHECKS: dict[str, Callable[..., Real]] = {"positive": positive, "not negative": not_negative, "fraction": fraction}

@@ -61,6 +61,18 @@ def static(default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"static": True})
 
 
+def quantity(allowed: str, default: Any = dataclasses.MISSING, *, shape: str = "()", **limits: float) -> Any:
+    """Declares a leaf with the values that `fcjax.checks` allows.
+
+    Args:
+      allowed: "positive", "not negative" or "fraction".
+      default: of the field.
+      shape: "()", "(M,)" or "() or (M,)".
+      limits: `low` and `high`, where they differ from those of the check.
+    """
+    return dataclasses.field(default=default, metadata={"allowed": allowed, "shape": shape, "limits": limits})
+
+
 @pytree
 class Cell:
     """The radio of a cell and its devices; the defaults are the paper's.
@@ -80,18 +92,19 @@ class Cell:
       sample_rate_hz: () or (M,) samples/s, mu_i: the rate of the additional random time.
     """
 
-    bandwidth_hz: ArrayLike
-    noise_psd_w_hz: ArrayLike
-    power_w: ArrayLike
-    upload_bits: ArrayLike
-    radius_m: ArrayLike = 600.0
-    min_distance_m: ArrayLike = 1.0
-    reference_gain: ArrayLike = 10**-12.81
-    path_loss_exponent: ArrayLike = 3.76
-    scatter: ArrayLike = 0.0
-    shadowing_db: ArrayLike = 0.0
-    sample_floor_s: ArrayLike = 5e-4
-    sample_rate_hz: ArrayLike = 2000.0
+    # These limits keep all products and ratios of the first four within the range of float32.
+    bandwidth_hz: ArrayLike = quantity("positive", low=1e-3, high=1e15)
+    noise_psd_w_hz: ArrayLike = quantity("positive", low=1e-28, high=1)
+    power_w: ArrayLike = quantity("not negative", shape="(M,)", low=1e-20, high=1e6)
+    upload_bits: ArrayLike = quantity("not negative", shape="() or (M,)", low=1e-6, high=1e20)
+    radius_m: ArrayLike = quantity("positive", 600.0)
+    min_distance_m: ArrayLike = quantity("positive", 1.0)
+    reference_gain: ArrayLike = quantity("positive", 10**-12.81)
+    path_loss_exponent: ArrayLike = quantity("not negative", 3.76, high=100)
+    scatter: ArrayLike = quantity("fraction", 0.0)
+    shadowing_db: ArrayLike = quantity("not negative", 0.0, high=100)
+    sample_floor_s: ArrayLike = quantity("not negative", 5e-4, shape="() or (M,)")
+    sample_rate_hz: ArrayLike = quantity("positive", 2000.0, shape="() or (M,)")
 
 
 @pytree
