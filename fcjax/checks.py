@@ -160,7 +160,7 @@ def whole_cell(cell: Cell) -> Cell:
 def of_cell(name: str, cell: Cell) -> Real:
     """Checks a field of a cell."""
     about = next(field.metadata for field in dataclasses.fields(cell) if field.name == name)
-    shapes = {"()": [()], "(M,)": [(num_devices(cell),)], "() or (M,)": [(), (num_devices(cell),)]}[about["shape"]]
+    shapes: list[Shape] = [(num_devices(cell),) if shape == "(M,)" else () for shape in about["shape"].split(" or ")]
     return _CHECKS[about["allowed"]](f"cell.{name}", getattr(cell, name), *shapes, **about["limits"])
 
 
