@@ -70,6 +70,7 @@ def collect(jobs: Sequence[Job], out: Path, name: str, *, traced: Callable[[Job]
 
 def brief(runs: xr.Dataset, traced: set[str] | None = None) -> xr.Dataset:
     """Returns the ledger's record of runs; traces only for the fingerprints in `traced`, or for all."""
+    runs = runs.drop_vars(["round", "device"], errors="ignore")  # ledgers differ in length
     summary_ = results.summary(runs).rename(columns={"tilde_accuracy": "final_tilde_accuracy"})
     short = runs[[*CURVES, *ENDS]].assign({name: ("run", summary_[name].to_numpy()) for name in FIGURES})
     for name in OF_SCHEDULED:
