@@ -88,7 +88,8 @@ def start(tmp_path_factory):
     base = tmp_path_factory.getbasetemp()
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"
     folder = Path(__file__).parents[1]
-    paths = os.pathsep.join(map(str, (folder, folder / "tests" / "support", folder / "experiments" / "paper")))
+    places = ("", "tests/support", "tests/paper", "tests/sweeps", "experiments/paper")
+    paths = os.pathsep.join(str(folder / place) for place in places)
 
     def start(code, *arguments, devices=1):
         environment = os.environ | {

@@ -229,8 +229,11 @@ def test_precision_changes_it(x64):
 @pytest.mark.slow
 def test_another_process_has_the_same():
     script = "import test_archive as t; print(*(t.fingerprint(job) for job in t.jobs(['fc', 'as-l'], seeds=1)))"
-    told = subprocess.check_output([sys.executable, "-c", script], cwd="tests", text=True)  # with hashes of its own
-    assert told.split() == [fingerprint(job) for job in jobs(["fc", "as-l"], seeds=1)]
+    places = os.pathsep.join(map(os.path.dirname, (__file__, tiny.__file__)))
+    printed = subprocess.check_output(  # with hashes of its own
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": places}, text=True
+    )
+    assert printed.split() == [fingerprint(job) for job in jobs(["fc", "as-l"], seeds=1)]
 
 
 @pytest.mark.usefixtures("quick_compilation")
