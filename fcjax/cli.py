@@ -142,7 +142,7 @@ def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
                 "budget_s": args.budget,
             }
             axes |= {"num_devices": args.devices, "seeds": range(args.seed, args.seed + args.seeds)}
-            axes["axes"] = further_axes(args.axis)
+            axes["axes"] = parse_axes(args.axis)
             client = stack.enter_context(connected(args))
             client = stack.enter_context(workers_for(most_runs(args.policy, **axes), args.workers, client))
 
@@ -177,7 +177,7 @@ def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
         return 130
 
 
-def further_axes(given: list[list[str]]) -> dict[str, list]:
+def parse_axes(given: list[list[str]]) -> dict[str, list]:
     """Parses the axes of the command line; values become numbers if possible."""
     names = [name for name, *_ in given]
     if twice := {name for name in names if names.count(name) > 1}:

@@ -68,6 +68,10 @@ def test_an_optimizer_of_optax_as_it_is():
     plain = fcjax.simulate(key, policy, presets.shi2020(CLOUDS, momentum=0.0, learning_rate=0.1, **settings))
     same = fcjax.simulate(key, policy, presets.shi2020(CLOUDS, make_optimizer=optax.sgd(0.1), **settings))
     assert plain.num_rounds > 0
+    assert "stop: budget" in repr(plain)
+    traced = []
+    jax.eval_shape(lambda run: traced.append(repr(run)), plain)
+    assert "num_rounds" in traced[0]
     np.testing.assert_allclose(plain.history.loss, same.history.loss, rtol=1e-5)
 
 

@@ -117,8 +117,8 @@ def local_client(number: int) -> Iterator["Client"]:
         "dashboard": False,
         "memory_limit": 0,
         "preload": ["fcjax.sweeps.executor"],
+        "death_timeout": 60,  # ends a worker whose driver was killed before it joined
     }
-    options["death_timeout"] = 60  # ends a worker whose driver was killed before it joined
     worker = {
         "cls": SubprocessWorker,
         "options": {"worker_class": "distributed.Worker", "worker_kwargs": options},

@@ -51,15 +51,24 @@ def compile_once(lowered: Lowered, meanwhile: Callable[[], object]) -> Compiled:
         return lowered.compile()
     name = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
     lock = filelock.FileLock(Path(folder) / f".{name}.lock")
-    # A suspended process may hold the lock, and the folder may be read-only.
-    with contextlib.ExitStack() as stack, contextlib.suppress(filelock.Timeout, OSError):
-        try:
-            stack.enter_context(lock.acquire(timeout=0))
-        except filelock.Timeout:
+    try:
+        if not _acquired(lock, 0):
             meanwhile()
-            stack.enter_context(lock.acquire(timeout=_PATIENCE_S))
+            _acquired(lock, _PATIENCE_S)  # if in vain, a suspended process may hold it
         return lowered.compile()
-    return lowered.compile()
+    finally:
+        lock.release()
+
+
+def _acquired(lock: filelock.BaseFileLock, timeout_s: float) -> bool:
+    """Acquires a lock; returns False if another process holds it. A read-only folder has no locks to wait for."""
+    try:
+        lock.acquire(timeout=timeout_s)
+    except filelock.Timeout:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _processor() -> str:

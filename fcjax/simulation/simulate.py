@@ -43,7 +43,8 @@ class Run:
     stop: Array
 
     def __repr__(self) -> str:
-        return in_brief(self, **({} if np.ndim(self.stop) else {"stop": Stop(int(self.stop)).name.lower()}))
+        is_one = isinstance(self.stop, jax.Array) and not isinstance(self.stop, jax.core.Tracer) and self.stop.ndim == 0
+        return in_brief(self, **({"stop": Stop(int(self.stop)).name.lower()} if is_one else {}))
 
     @property
     def best_accuracy(self) -> Array:
@@ -86,7 +87,7 @@ _checked: set[tuple] = set()
 
 
 def _check_once(policy: Policy, state: Any, experiment: Experiment) -> None:
-    """Checks that a policy can be traced; a policy that users call again and again only once."""
+    """Checks that a policy can be traced, the first time that it is simulated."""
     shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves((state, experiment.cell)))
     kind = id(policy.select), jax.tree.structure(state), shapes
     if kind not in _checked:
@@ -95,7 +96,7 @@ def _check_once(policy: Policy, state: Any, experiment: Experiment) -> None:
 
 
 def _warn_of_faults(run: Run) -> None:
-    """Warns of a run that ended early or had no round; under a transformation of JAX there is nothing to look at."""
+    """Warns of a run that ended early or had no round; the outcome of a traced run is not known yet."""
     if isinstance(run.stop, jax.core.Tracer):
         return
     stop, num_rounds = np.asarray(run.stop), np.asarray(run.num_rounds)

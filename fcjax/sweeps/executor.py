@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 TOPIC = "fcjax"  # Dask topic of the workers' progress events
 _REPORT_S = 0.5  # minimum time between two progress events of a worker
-
 _LOST_S = 45.0  # local workers, or a scheduler, that stay silent longer count as lost
 _FETCH_S = 60.0  # timeout for fetching a result: its worker may just have died
 _MOST_TRIES = 3  # per run; a try may have cost several workers, because Dask also counts bystanders
