@@ -29,6 +29,11 @@ mini-batches. Writes to OUT:
   accuracy_by_X.png   best accuracy against X, for each X of --axis (and .pdf)
 """
 
+# As in the registry, which needs JAX: --help should not wait for it.
+POLICIES = (
+    "fc, exact, fixed(n=...), rd, pf, cs(threshold_s=...), as(threshold_s=...), everybody, "
+    "cs-l, cs-h, as-l, as-h, fixed-N"
+)
 EXAMPLES = """examples:
   {program} --phi 0.05
   {program} --policy fc rd pf cs-l cs-h as-l as-h --distribution l1 l2 iid --out out/all
@@ -74,7 +79,7 @@ def parser(program: str = "fcjax sweep") -> argparse.ArgumentParser:
         "--policy",
         default=["fc"],
         **several,
-        help="fc, exact, fixed-N, rd, pf, cs-l, cs-h, as-l, as-h, centralized, my_file:my_policy (default: fc)",
+        help=f"{POLICIES}; centralized: all data in one place; or my_file:my_policy (default: fc)",
     )
     p.add_argument("--dataset", default="mnist", help="mnist, cifar10, fashion_mnist, ... (default: mnist)")
     p.add_argument("--distribution", default=["l1"], **several, help="iid, l1, l2, ..., dir0.1, ... (default: l1)")
@@ -165,7 +170,7 @@ def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
                     about={"command": command},
                     progress=True,
                 )
-            return tell(results, args.out, start, prepared_s) or (0 if results.complete else 130)
+            return finish(results, args.out, start, prepared_s) or (0 if results.complete else 130)
     except (ValueError, OSError, RuntimeError) as error:
         if args.traceback:
             traceback.print_exc()
@@ -216,7 +221,7 @@ def connected(args: argparse.Namespace) -> Iterator[Any]:
         yield client
 
 
-def tell(results: Any, out: Path, start: float, prepared_s: float) -> int:
+def finish(results: Any, out: Path, start: float, prepared_s: float) -> int:
     """Writes and prints the results of a sweep and returns the exit code."""
     try:
         summary = write(results, out)

@@ -132,10 +132,12 @@ def shi2020_as_written(dataset: str | Dataset = "mnist", **settings: Any) -> Exp
     return shi2020(dataset, **{"momentum": 0.0, **settings})
 
 
-def centralised(experiment: Experiment, speed: int = 20) -> Experiment:
-    """Puts all data on one trainer that computes `speed` times as fast as the first device and uploads nothing.
+def centralized(experiment: Experiment, speed: int = 20) -> Experiment:
+    """Puts all data on one trainer, the upper bound in the paper's Fig. 4.
 
-    In the time of a device's round it takes `speed` times as many steps, which count as one round.
+    The trainer computes `speed` times as fast as the first device and uploads nothing. In the time of a device's round
+    it takes `speed` times as many steps, which count as one round. Use it with the policy `everybody`; in a sweep, the
+    name "centralized" stands for both.
     """
     data_, cell, training = experiment.data, experiment.cell, experiment.training
     pooled = np.concatenate([row[:size] for row, size in zip(data_.indices, data_.sizes, strict=True)])

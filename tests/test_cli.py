@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from hypothesis import strategies as st
 
-from fcjax import cli, data, results
+from fcjax import cli, data, policies, results
 from fcjax.runtime import files
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -26,6 +26,10 @@ def script(monkeypatch, tmp_path):
     monkeypatch.setattr(data, "load", lambda name: clouds)
     monkeypatch.chdir(tmp_path)
     return cli
+
+
+def test_help_lists_all_policies():
+    assert ", ".join(policies.known_names()) == cli.POLICIES
 
 
 def test_a_sweep_from_the_command_line(script, tmp_path, capsys):

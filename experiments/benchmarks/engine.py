@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
     ]
     scheduled = float(np.sum(later.records.scheduled)) / ROUNDS
     title = f"A round of FC, {scheduled:.1f} of {NUM_DEVICES} devices scheduled, on one core: ms per round"
-    table = report.tell("engine_parts", title, part_rows, args.out)
+    table = report.write("engine_parts", title, part_rows, args.out)
 
     cases = peak | {"testing": parts["testing"]}
     for n in NUMBERS:
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
         row |= {"all of Alg. 3": whole, "% of the limit": 100 * whole / limit}
         row["ms but for testing"] = 1e3 * (1 / whole - figures["testing"])
         round_rows.append(row)
-    report.tell("engine_rounds", "Rounds of n devices, rounds/s", round_rows, args.out)
+    report.write("engine_rounds", "Rounds of n devices, rounds/s", round_rows, args.out)
     one, all_ = round_rows[0]["ms but for testing"], round_rows[-1]["ms but for testing"]
     print(f"Without testing, a round of 1 device costs {one / all_:.3f} of a round of {NUM_DEVICES}.")
 
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> None:
         for n in NUMBERS
         for seeds in SEEDS
     ]
-    report.tell("engine_sweeps", "Sweeps with all of Alg. 3, rounds/s", sweep_rows, args.out)
+    report.write("engine_sweeps", "Sweeps with all of Alg. 3, rounds/s", sweep_rows, args.out)
     draw(table, round_rows, args.out)
 
 

@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     for row in rows:
         fewest = next(first for first in rows if (first["how"], first["M"]) == (row["how"], row["M"]))
         row["GB above the fewest seeds"] = row["peak GB"] - fewest["peak GB"]
-    draw(report.tell("memory", "Peak memory, FC on MNIST", rows, args.out), args.out)
+    draw(report.write("memory", "Peak memory, FC on MNIST", rows, args.out), args.out)
 
 
 def draw(table, out) -> None:

@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> None:
                 f"{line['rounds_per_s']:.4g} rounds/s ({time.monotonic() - start:.0f} s)",
                 flush=True,
             )
-    tell(found, faults, args.out)
+    write(found, faults, args.out)
 
 
 def environment(peer: str, folder: Path) -> Path:
@@ -117,7 +117,7 @@ def reason(error: Exception) -> str:
     return said[-1] if said else str(error)
 
 
-def tell(found: dict[tuple[str, int], list[dict]], faults: dict[str, str], out: Path) -> None:
+def write(found: dict[tuple[str, int], list[dict]], faults: dict[str, str], out: Path) -> None:
     fastest = {n: median(found.get(("fcjax", n), [])) for n in NUMBERS}
     full = median(found["fcjax, all of Alg. 3 with FC", 6])
     rows = []
@@ -131,7 +131,7 @@ def tell(found: dict[tuple[str, int], list[dict]], faults: dict[str, str], out: 
         row |= {"scheduled": median(lines, "scheduled"), "accuracy": median(lines, "accuracy")}
         rows.append(row | {"versions": versions})
     rows.sort(key=lambda row: (row["n"], row["rounds/s"]))
-    table = report.tell("peers", "Rounds per second, medians", rows, out)
+    table = report.write("peers", "Rounds per second, medians", rows, out)
     for peer, fault in faults.items():
         print(f"{peer} {fault}")
     (out / "peers_faults.txt").write_text("".join(f"{peer} {fault}\n" for peer, fault in faults.items()) or "none\n")

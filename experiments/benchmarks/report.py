@@ -42,7 +42,7 @@ def in_turns(cases: Mapping[str, Callable[[], float]], repetitions: int) -> dict
     return {name: float(np.median(values)) for name, values in figures.items()}
 
 
-def tell(name: str, title: str, rows: Sequence[Mapping[str, object]], out: Path) -> pd.DataFrame:
+def write(name: str, title: str, rows: Sequence[Mapping[str, object]], out: Path) -> pd.DataFrame:
     """Prints rows as a table and writes them to NAME.csv."""
     table = pd.DataFrame(rows)
     print(f"\n{title}\n{table.to_string(index=False, float_format=lambda x: f'{x:.4g}', na_rep='-')}", flush=True)

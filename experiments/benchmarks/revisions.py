@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
         old, new = np.median(pairs, axis=0)
         rows.append({"job": job, "old (s)": old, "new (s)": new, "new / old": np.median(ratios)})
         rows[-1] |= {"least": ratios.min(), "most": ratios.max()}
-    report.tell("revisions", "Medians, and ratios of the same repetition", rows, args.out)
+    report.write("revisions", "Medians, and ratios of the same repetition", rows, args.out)
 
 
 def measure(checkout: Path, options: list[str], programs: Path) -> float:

@@ -54,13 +54,13 @@ def main(argv: list[str] | None = None) -> None:
             row["temporary MB"] = decide[name, m].memory_mb
             rows.append(row)
             before = m, seconds
-    table = report.tell("scheduler", "Time of a decision", rows, args.out)
+    table = report.write("scheduler", "Time of a decision", rows, args.out)
     beside = []
     for m in args.literal:
         case, seconds, ours = literal[f"as printed, M = {m}"], figures[f"as printed, M = {m}"], figures[f"fc, M = {m}"]
         row = {"M": m, "as printed (s)": seconds, "fcjax (s)": ours, "times faster": seconds / ours}
         beside.append(row | {"same decision": case.chosen == decide["fc", m].chosen})
-    report.tell("scheduler_literal", "FC beside Alg. 2 as printed", beside, args.out)
+    report.write("scheduler_literal", "FC beside Alg. 2 as printed", beside, args.out)
     draw(table, beside, args.out)
 
 

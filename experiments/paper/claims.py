@@ -33,7 +33,7 @@ def plan(loaded: Dataset, seeds: int) -> list[Job]:
     return list({str(job.labels): job for job in jobs}.values())
 
 
-def tell(results: xr.Dataset) -> pd.DataFrame:
+def evaluate(results: xr.Dataset) -> pd.DataFrame:
     evidence = statements.Evidence(results)
     rows = [
         {"dataset": evidence.dataset, "where": where, "statement": statement, **dataclasses.asdict(figure)}
@@ -50,8 +50,8 @@ def show(rows: pd.DataFrame) -> list[Block]:
         verdict = r.verdict.upper() if r.verdict != HOLDS else r.verdict
         lines.append([r["where"], r.statement, verdict, f"{r.estimate:.3g}{range_} {r.what}", r.needs])
     counts = rows.verdict.value_counts()
-    told = ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in (HOLDS, FAILS, UNDECIDED))
-    return [lines, f"{len(rows)} statements at {rows.seeds[0]} seeds: {told}."]
+    shown = ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in (HOLDS, FAILS, UNDECIDED))
+    return [lines, f"{len(rows)} statements at {rows.seeds[0]} seeds: {shown}."]
 
 
 def traced(job: Job) -> bool:
@@ -60,7 +60,7 @@ def traced(job: Job) -> bool:
     return job.labels["dataset"] == "mnist" and setting.items() <= job.labels.items()
 
 
-STUDY = Study("claims", __doc__, plan, tell, show, None, traced=traced)
+STUDY = Study("claims", __doc__, plan, evaluate, show, None, traced=traced)
 
 if __name__ == "__main__":
     leave(main(STUDY))

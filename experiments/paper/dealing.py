@@ -43,7 +43,7 @@ def plan(loaded: Dataset, seeds: int) -> list[Job]:
     return jobs
 
 
-def tell(results: xr.Dataset) -> pd.DataFrame:
+def evaluate(results: xr.Dataset) -> pd.DataFrame:
     """Returns one row per cell, with the paired change from distinct to shuffled, then rows for means over cells."""
     runs = summary(results)
     runs["rule"] = np.where(runs.distribution.str.endswith("-shuffled"), SHUFFLED, DISTINCT)
@@ -96,11 +96,11 @@ def show(rows: pd.DataFrame) -> list[Block]:
     lines = [head]
     for _, r in rows[rows.what == "cell"].iterrows():
         apart = (f"{value - r.published_percent:+.2f}" for value in (r.distinct_percent, r.shuffled_percent))
-        lines.append([r.distribution, f"{r.radius_m:g}", r.policy, f"{r.published_percent:.1f}", *apart, _told(r)])
+        lines.append([r.distribution, f"{r.radius_m:g}", r.policy, f"{r.published_percent:.1f}", *apart, _text(r)])
     together = [["over the held-out cells", "distribution", "distinct", "shuffled", "change (95%)"]]
     for _, r in rows[rows.what != "cell"].iterrows():
         figures = f"{r.distinct_percent:.2f}", f"{r.shuffled_percent:.2f}"
-        together.append([r.what, r.distribution, *figures, _told(r)])
+        together.append([r.what, r.distribution, *figures, _text(r)])
     verdicts = [["prediction", "found", "verdict"]]
     verdicts += [[words, found, "holds" if holds else "does not hold"] for words, found, holds in predictions(rows)]
     return [f"On {rows.seeds.iloc[0]} seeds:", lines, together, verdicts]
@@ -111,13 +111,13 @@ def predictions(rows: pd.DataFrame) -> list[tuple[str, str, bool]]:
     few = rows[rows.what.str.endswith("few devices")].set_index("distribution")
     whole = rows[rows.what.str.startswith("mean |apart|")].iloc[0]
     return [
-        ("l5, few devices: the mean falls by 1 to 3 points", _told(few.loc["l5"]), -3 <= few.change["l5"] <= -1),
-        ("l2, few devices: the mean falls by less than 1 point", _told(few.loc["l2"]), -1 < few.change["l2"] <= 0),
-        ("the mean absolute difference falls, beyond noise", _told(whole), whole.change_high < 0),
+        ("l5, few devices: the mean falls by 1 to 3 points", _text(few.loc["l5"]), -3 <= few.change["l5"] <= -1),
+        ("l2, few devices: the mean falls by less than 1 point", _text(few.loc["l2"]), -1 < few.change["l2"] <= 0),
+        ("the mean absolute difference falls, beyond noise", _text(whole), whole.change_high < 0),
     ]
 
 
-def _told(row: pd.Series) -> str:
+def _text(row: pd.Series) -> str:
     return f"{row.change:+.2f} ({row.change_low:+.2f} to {row.change_high:+.2f})"
 
 
@@ -140,7 +140,7 @@ def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
     return figure
 
 
-STUDY = Study("dealing", __doc__, plan, tell, show, draw)
+STUDY = Study("dealing", __doc__, plan, evaluate, show, draw)
 
 if __name__ == "__main__":
     leave(main(STUDY))

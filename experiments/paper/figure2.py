@@ -6,7 +6,7 @@ paper does not state the size of its errors or its values of phi.
 
 import pandas as pd
 import xarray as xr
-from reproduction import PERCENT, Block, Study, colours, grid, main, means, plt, stated, summary, told
+from reproduction import PERCENT, Block, Study, colours, grid, main, mean_text, means, plt, stated, summary
 
 from fcjax.data import Dataset
 from fcjax.runtime.console import leave
@@ -24,7 +24,7 @@ def plan(loaded: Dataset, seeds: int) -> list[Job]:
     return jobs
 
 
-def tell(results: xr.Dataset) -> pd.DataFrame:
+def evaluate(results: xr.Dataset) -> pd.DataFrame:
     by = ("dataset", "distribution", "observation_error", "phi")
     return means(summary(results), by, (PERCENT, "mean_scheduled", "mean_round_s", "rounds"))
 
@@ -32,7 +32,7 @@ def tell(results: xr.Dataset) -> pd.DataFrame:
 def show(points: pd.DataFrame) -> list[Block]:
     lines = [["distribution", "alpha", "phi", "best accuracy (%)", "scheduled", "round (s)"]]
     for _, p in points.iterrows():
-        figures = told(p, PERCENT, 2), told(p, "mean_scheduled", 2), told(p, "mean_round_s", 3)
+        figures = (mean_text(p, PERCENT, 2), mean_text(p, "mean_scheduled", 2), mean_text(p, "mean_round_s", 3))
         lines.append([p.distribution, f"{p.observation_error:g}", f"{p.phi:g}", *figures])
     return [lines]
 
@@ -61,7 +61,7 @@ def draw(results: xr.Dataset, points: pd.DataFrame) -> plt.Figure:
     return figure
 
 
-STUDY = Study("figure2", __doc__, plan, tell, show, draw)
+STUDY = Study("figure2", __doc__, plan, evaluate, show, draw)
 
 if __name__ == "__main__":
     leave(main(STUDY))

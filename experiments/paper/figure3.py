@@ -35,7 +35,7 @@ def by_distribution(results: xr.Dataset) -> dict[str, xr.Dataset]:
     return {name: results.isel(run=(results.distribution == name).values) for name in names}
 
 
-def tell(results: xr.Dataset) -> pd.DataFrame:
+def evaluate(results: xr.Dataset) -> pd.DataFrame:
     """Returns means over seeds, with one row per round that all seeds have."""
     frames = []
     for name, runs in by_distribution(results).items():
@@ -59,8 +59,8 @@ def show(rows: pd.DataFrame) -> list[Block]:
         ):
             lines.append([name, label, *(f"{part[trace].mean():.3g}" for trace in TRACES)])
     better = (rows.tilde_accuracy > rows.accuracy).groupby(rows.distribution, sort=False).mean()
-    told = ", ".join(f"{name} {100 * part:.0f}%" for name, part in better.items())
-    return [lines, f"Rounds in which w~ is more accurate than w_k, in the mean over seeds: {told}."]
+    shown = ", ".join(f"{name} {100 * part:.0f}%" for name, part in better.items())
+    return [lines, f"Rounds in which w~ is more accurate than w_k, in the mean over seeds: {shown}."]
 
 
 def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
@@ -86,7 +86,7 @@ def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
     return figure
 
 
-STUDY = Study("figure3", __doc__, plan, tell, show, draw, traced=lambda job: True)
+STUDY = Study("figure3", __doc__, plan, evaluate, show, draw, traced=lambda job: True)
 
 if __name__ == "__main__":
     leave(main(STUDY))

@@ -5,7 +5,7 @@ Also shows FC, at its mean number of devices, and centralized training, the uppe
 
 import pandas as pd
 import xarray as xr
-from reproduction import PERCENT, Block, Study, colours, grid, main, means, plt, summary, told
+from reproduction import PERCENT, Block, Study, colours, grid, main, mean_text, means, plt, summary
 
 from fcjax.data import Dataset
 from fcjax.runtime.console import leave
@@ -18,7 +18,7 @@ def plan(loaded: Dataset, seeds: int) -> list[Job]:
     return grid(loaded, [*(f"fixed-{n}" for n in NUMBERS), "fc", "exact", "centralized"], seeds)
 
 
-def tell(results: xr.Dataset) -> pd.DataFrame:
+def evaluate(results: xr.Dataset) -> pd.DataFrame:
     by = ("dataset", "distribution", "policy")
     return means(summary(results), by, (PERCENT, "mean_scheduled", "mean_round_s", "rounds"))
 
@@ -34,7 +34,7 @@ def show(points: pd.DataFrame) -> list[Block]:
         best = fixed(here)[PERCENT].idxmax()
         for index, p in here.iterrows():
             policy = p.policy + (" (best)" if index == best else "")
-            figures = told(p, PERCENT, 2), f"{p.mean_scheduled:.2f}", f"{p.mean_round_s:.3f}", f"{p.rounds:.1f}"
+            figures = (mean_text(p, PERCENT, 2), f"{p.mean_scheduled:.2f}", f"{p.mean_round_s:.3f}", f"{p.rounds:.1f}")
             lines.append([name, policy, *figures])
     return [lines]
 
@@ -61,7 +61,7 @@ def draw(results: xr.Dataset, points: pd.DataFrame) -> plt.Figure:
     return figure
 
 
-STUDY = Study("figure4", __doc__, plan, tell, show, draw)
+STUDY = Study("figure4", __doc__, plan, evaluate, show, draw)
 
 if __name__ == "__main__":
     leave(main(STUDY))

@@ -8,7 +8,20 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import xarray as xr
-from reproduction import POLICIES, Block, Study, colours, distributions, grid, interval, main, means, plt, summary, told
+from reproduction import (
+    POLICIES,
+    Block,
+    Study,
+    colours,
+    distributions,
+    grid,
+    interval,
+    main,
+    mean_text,
+    means,
+    plt,
+    summary,
+)
 from verdicts import resampled
 
 from fcjax.data import Dataset
@@ -47,7 +60,7 @@ def times_to(level: float, runs: xr.Dataset) -> tuple[float, float, float]:
     return dataclasses.astuple(resampled(lambda seeds: time_to(level, times, values[seeds].mean(0)), len(values)))
 
 
-def tell(results: xr.Dataset) -> pd.DataFrame:
+def evaluate(results: xr.Dataset) -> pd.DataFrame:
     cells = means(summary(results), ("dataset", "policy", *SETTING), ("mean_scheduled", "mean_round_s", "rounds"))
     level = LEVEL[results.dataset.values[0]]
     reached = []
@@ -63,7 +76,7 @@ def show(cells: pd.DataFrame) -> list[Block]:
     time = next(name for name in cells if name.startswith("time_to_"))
     lines = [["R (m)", "distribution", "policy", "scheduled", "round (s)", "rounds", time.replace("_", " ")]]
     for _, c in cells.iterrows():
-        figures = told(c, "mean_scheduled", 2), told(c, "mean_round_s", 3), f"{c.rounds:.1f}"
+        figures = mean_text(c, "mean_scheduled", 2), mean_text(c, "mean_round_s", 3), f"{c.rounds:.1f}"
         reached = f"{c[time]:.1f}" if c[time] == c[time] else "never"
         if c[f"{time}_low"] == c[f"{time}_low"]:
             reached += f" ({c[f'{time}_low']:.1f} to {c[f'{time}_high']:.1f})"
@@ -98,7 +111,7 @@ def draw(results: xr.Dataset, cells: pd.DataFrame) -> plt.Figure:
     return figure
 
 
-STUDY = Study("figure5", __doc__, plan, tell, show, draw)
+STUDY = Study("figure5", __doc__, plan, evaluate, show, draw)
 
 if __name__ == "__main__":
     leave(main(STUDY))

@@ -217,7 +217,7 @@ def plan(loaded: Dataset, seeds: int, only: Sequence[str] | None = None) -> list
     return [*unchanged.values(), *changed]
 
 
-def tell(results: xr.Dataset) -> pd.DataFrame:
+def evaluate(results: xr.Dataset) -> pd.DataFrame:
     """Returns one row per hypothesis: the predicted figure, and the change of the differences to Table III."""
     runs = summary(results)
     dataset = runs.dataset[0]
@@ -304,7 +304,7 @@ def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
     return figure
 
 
-STUDY = Study("hypotheses", __doc__, plan, tell, show, draw, options=options)
+STUDY = Study("hypotheses", __doc__, plan, evaluate, show, draw, options=options)
 
 if __name__ == "__main__":
     leave(main(STUDY))

@@ -19,11 +19,11 @@ from reproduction import (
     colours,
     distributions,
     main,
+    mean_text,
     means,
     plt,
     stated,
     summary,
-    told,
     variants,
 )
 
@@ -97,7 +97,7 @@ def tilde_accuracy(results: xr.Dataset, choice: str) -> np.ndarray:
     return np.where(np.isnan(results.accuracy.values), np.nan, chosen)
 
 
-def tell(results: xr.Dataset) -> pd.DataFrame:
+def evaluate(results: xr.Dataset) -> pd.DataFrame:
     runs = summary(results).rename(columns={"preset": "way"})
     happened = results.accuracy.notnull().values
     for name in ("rho", "beta", "delta"):
@@ -118,12 +118,12 @@ def tell(results: xr.Dataset) -> pd.DataFrame:
 def show(rows: pd.DataFrame) -> list[Block]:
     lines = [["distribution", "way", "scheduled", "round (s)", "best accuracy (%)", "rho", "beta", "delta"]]
     for _, r in rows.iterrows():
-        figures = told(r, "mean_scheduled", 2), told(r, "mean_round_s", 3), told(r, PERCENT, 2)
+        figures = (mean_text(r, "mean_scheduled", 2), mean_text(r, "mean_round_s", 3), mean_text(r, PERCENT, 2))
         lines.append([r.distribution, r.way, *figures, *(f"{r[name]:.3g}" for name in ("rho", "beta", "delta"))])
     chosen = [["distribution", "w~ by which loss", "rounds better (%)", "worse (%)", "at the end (%)"]]
     for _, r in rows[rows.way == "as the preset"].iterrows():
         for choice in CHOICES:
-            figures = (told(r, f"{what} ({choice})") for what in ("better", "worse", "final"))
+            figures = (mean_text(r, f"{what} ({choice})") for what in ("better", "worse", "final"))
             chosen.append([r.distribution, choice, *figures])
     return [lines, "The accuracy of w~ beside that of w_k, as the preset has it:", chosen]
 
@@ -154,7 +154,7 @@ def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
     return figure
 
 
-STUDY = Study("open_questions", __doc__, plan, tell, show, draw, traced=lambda job: True)
+STUDY = Study("open_questions", __doc__, plan, evaluate, show, draw, traced=lambda job: True)
 
 if __name__ == "__main__":
     leave(main(STUDY))

@@ -84,7 +84,7 @@ def plan(loaded: Dataset, seeds: int) -> list[Job]:
     return variants(loaded, ways, POLICIES, seeds, radius_m=RADII_M)
 
 
-def tell(results: xr.Dataset) -> pd.DataFrame:
+def evaluate(results: xr.Dataset) -> pd.DataFrame:
     """Returns one row per way: differences in points, overall and by distribution, and round times."""
     rows = []
     by_way = summary(results).groupby("preset", sort=False)
@@ -126,7 +126,7 @@ def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
     return figure
 
 
-STUDY = Study("recovered_settings", __doc__, plan, tell, show, draw)
+STUDY = Study("recovered_settings", __doc__, plan, evaluate, show, draw)
 
 if __name__ == "__main__":
     leave(main(STUDY))

@@ -66,7 +66,7 @@ class Study:
     name: str
     about: str | None  # the description in --help
     plan: Callable[..., list[Job]]  # data set, number of seeds, options -> runs
-    tell: Callable[[xr.Dataset], pd.DataFrame]  # results -> data frame with one row per point or cell
+    evaluate: Callable[[xr.Dataset], pd.DataFrame]  # results -> data frame with one row per point or cell
     show: Callable[[pd.DataFrame], list[Block]]  # that data frame -> printed output
     draw: Callable[[xr.Dataset, pd.DataFrame], plt.Figure] | None  # results, data frame -> figure, if there is one
     options: Callable[[argparse.ArgumentParser], None] = lambda p: None
@@ -158,7 +158,7 @@ def as_markdown(blocks: Sequence[Block]) -> str:
     return "\n\n".join(parts)
 
 
-def told(cell: Any, column: str, digits: int = 1) -> str:
+def mean_text(cell: Any, column: str, digits: int = 1) -> str:
     """Formats a mean with the half width of its interval, if there is one."""
     half = cell[f"{column}_half"]
     return f"{cell[column]:.{digits}f}" + (f" ± {half:.{digits}f}" if half == half else "")
@@ -238,7 +238,7 @@ def collect(study: Study, dataset: str, seeds: int, out: Path, *, fresh: bool = 
 
 def write(study: Study, results: xr.Dataset, out: Path, dataset: str, command: str) -> pd.DataFrame:
     """Writes the files of a study atomically and returns the rows."""
-    rows = study.tell(results)
+    rows = study.evaluate(results)
     stem = f"{study.name}_{dataset}"
     text = rows.to_csv(index=False, float_format="%.6g", lineterminator="\n")
     write_whole(out / f"{stem}.csv", lambda part: Path(part).write_text(text))

@@ -98,9 +98,9 @@ def page(folder: Path) -> str:
             part = [heading.format(title)]
             if (folder / f"{stem}.png").exists():
                 part.append(f"![{study.name} on {title}]({stem}.png)")
-            told = as_markdown(study.show(pd.read_csv(folder / f"{stem}.csv")))
+            shown = as_markdown(study.show(pd.read_csv(folder / f"{stem}.csv")))
             part.append(
-                f"<details><summary>figures</summary>\n\n{told}\n\n</details>" if study.name in FOLDED else told
+                f"<details><summary>figures</summary>\n\n{shown}\n\n</details>" if study.name in FOLDED else shown
             )
             parts.append("\n\n".join(part))
             commands.append(command(folder / f"{stem}.json"))

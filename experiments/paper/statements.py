@@ -13,18 +13,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from reproduction import PERCENT, POLICIES, RADII_M, distributions, published, stated, summary
-from verdicts import (
-    Figure,
-    Range,
-    as_published,
-    at_least,
-    at_most,
-    mean_of,
-    more_than,
-    resampled,
-    strongest,
-    weakest,
-)
+from verdicts import Figure, Range, as_published, at_least, at_most, mean_of, more_than, resampled, strongest, weakest
 
 Statement = tuple[str, str, Figure]  # place in the paper, statement, figure that it is judged by
 

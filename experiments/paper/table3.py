@@ -11,7 +11,7 @@ import noise
 import numpy as np
 import pandas as pd
 import xarray as xr
-from reproduction import PERCENT, POLICIES, RADII_M, Block, Study, grid, main, means, plt, published, summary, told
+from reproduction import PERCENT, POLICIES, RADII_M, Block, Study, grid, main, mean_text, means, plt, published, summary
 
 from fcjax.data import Dataset
 from fcjax.runtime.console import leave
@@ -48,7 +48,7 @@ def plan(loaded: Dataset, seeds: int, extra: tuple[str, ...] = EXTRA, extra_seed
     return jobs
 
 
-def tell(results: xr.Dataset) -> pd.DataFrame:
+def evaluate(results: xr.Dataset) -> pd.DataFrame:
     """Returns one row per cell: ours, published, their difference, statistics of rounds, and every seed's accuracy."""
     runs = summary(results)
     columns = (PERCENT, "tilde_accuracy_percent", "mean_scheduled", "mean_round_s", "rounds")
@@ -120,7 +120,7 @@ def show(cells: pd.DataFrame) -> list[Block]:
         line = [policy, f"{radius_m:g}"]
         for d in order:
             cell = by.loc[d]
-            entry = told(cell, PERCENT)
+            entry = mean_text(cell, PERCENT)
             if cell.published_percent == cell.published_percent:
                 entry += f" / {cell.published_percent:.1f} / {cell.difference:+.1f}"
                 entry += (
@@ -173,13 +173,13 @@ def misses(cells: pd.DataFrame) -> list[list[str]]:
     for _, c in significant(cells).iterrows():
         where = f"{c.policy}, {c.distribution}, R = {c.radius_m:g} m"
         beside = f"published: {c.published_percent:.1f}"
-        lines.append([where, told(c, PERCENT), beside, f"{c.standardised:+.1f}", f"{c.p_corrected:.2g}"])
+        lines.append([where, mean_text(c, PERCENT), beside, f"{c.standardised:+.1f}", f"{c.p_corrected:.2g}"])
     for (radius_m, d), row in known(cells).groupby(["radius_m", "distribution"], sort=False):
         by = row.set_index("policy")
         best, fc = by.loc[by[PERCENT].idxmax()], by.loc["fc"]
         if fc[PERCENT] < best[PERCENT] - 0.3:
             where = f"FC as the best, {d}, R = {radius_m:g} m"
-            lines.append([where, told(fc, PERCENT), f"{best.name}: {told(best, PERCENT)}", "", ""])
+            lines.append([where, mean_text(fc, PERCENT), f"{best.name}: {mean_text(best, PERCENT)}", "", ""])
     return lines
 
 
@@ -209,7 +209,7 @@ def draw(results: xr.Dataset, cells: pd.DataFrame) -> plt.Figure:
     return figure
 
 
-STUDY = Study("table3", __doc__, plan, tell, show, draw, options=options)
+STUDY = Study("table3", __doc__, plan, evaluate, show, draw, options=options)
 
 if __name__ == "__main__":
     leave(main(STUDY))

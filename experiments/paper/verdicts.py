@@ -84,7 +84,7 @@ def as_published(
         verdict = FAILS
     elif max(below, above) <= resolution:
         verdict = HOLDS
-    needs = f"{stated:g}, told to {resolution:g}"
+    needs = f"{stated:g} to within {resolution:g}"
     return Figure(*dataclasses.astuple(found), what, needs, verdict, -abs(apart))
 
 

@@ -5,7 +5,7 @@ from one factory share one compiled program. Every policy schedules at least one
 `everybody` use equal shares; the others split the bandwidth optimally (Alg. 1). `by_name` looks policies up by name.
 """
 
-from fcjax.policies.baselines import centralized, everybody, is_centralized, proportional_fair, random
+from fcjax.policies.baselines import everybody, proportional_fair, random
 from fcjax.policies.convergence import exact, fast_converge, fixed, objective
 from fcjax.policies.deadlines import asymptotic, client_selection
 from fcjax.policies.registry import by_name, factory_by_name, is_built_in, known_names, takes_phi
@@ -13,7 +13,6 @@ from fcjax.policies.registry import by_name, factory_by_name, is_built_in, known
 __all__ = [
     "asymptotic",
     "by_name",
-    "centralized",
     "client_selection",
     "everybody",
     "exact",
@@ -21,7 +20,6 @@ __all__ = [
     "fast_converge",
     "fixed",
     "is_built_in",
-    "is_centralized",
     "known_names",
     "objective",
     "proportional_fair",

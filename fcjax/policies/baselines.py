@@ -1,4 +1,4 @@
-"""Baselines that use at most the channel gains: random, proportional fair, everybody, centralized."""
+"""Baselines that use at most the channel gains: random, proportional fair, everybody."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from jax.typing import ArrayLike
 
 from fcjax import checks, keys
 from fcjax.policies.parameters import with_number
-from fcjax.types import Cell, Decision, Policy, RoundContext
+from fcjax.types import Decision, Policy, RoundContext
 from fcjax.wireless.bandwidth import allocate, round_time
 from fcjax.wireless.sets import smallest_mask
 
@@ -39,28 +39,6 @@ def _select_proportional_fair(key: Array, n: Array, context: RoundContext) -> tu
 def everybody() -> Policy:
     """Schedules all devices in every round, with equal shares: plain federated averaging."""
     return Policy(lambda cell: (), _select_everybody)
-
-
-def centralized() -> Policy:
-    """Trains on all data in one place, the upper bound in the paper's Fig. 4. Use it with `presets.centralised`."""
-
-    def init(cell: Cell) -> tuple:
-        if checks.num_devices(cell) != 1:
-            raise ValueError(
-                f"centralized is for one trainer, not for {checks.num_devices(cell)} devices: use fcjax.sweep, or "
-                "simulate fcjax.presets.centralised(experiment)"
-            )
-        return ()
-
-    return Policy(init, _select_the_trainer)
-
-
-def is_centralized(policy: Policy) -> bool:
-    return policy.select is _select_the_trainer
-
-
-def _select_the_trainer(key: Array, state: tuple, context: RoundContext) -> tuple[tuple, Decision]:
-    return _select_everybody(key, state, context)
 
 
 def _select_everybody(key: Array, state: tuple, context: RoundContext) -> tuple[tuple, Decision]:

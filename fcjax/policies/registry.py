@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from jax.typing import ArrayLike
 
-from fcjax.policies.baselines import centralized, everybody, proportional_fair, random
+from fcjax.policies.baselines import everybody, proportional_fair, random
 from fcjax.policies.convergence import exact, fast_converge, fixed
 from fcjax.policies.deadlines import asymptotic, client_selection
 from fcjax.runtime.plugins import load_module, of_user
@@ -24,7 +24,6 @@ REGISTRY: dict[str, Callable[..., Policy]] = {
     "cs": client_selection,
     "as": asymptotic,
     "everybody": everybody,
-    "centralized": centralized,
 }
 SHORT = {
     "cs-l": "cs(threshold_s=0.4)",
@@ -47,6 +46,8 @@ def factory_by_name(name: str) -> Callable[..., Policy]:
         factory = REGISTRY[base]
     elif ":" in base:
         factory = _users_factory(name, base)
+    elif base == "centralized":
+        raise ValueError("centralized is not a policy: use everybody with fcjax.presets.centralized(experiment)")
     else:
         close = difflib.get_close_matches(base, [*REGISTRY, *SHORT], n=1)
         raise ValueError(

@@ -55,7 +55,7 @@ class Experiment:
     width: int | Literal["auto"] | None = static("auto")
 
 
-def as_told(experiment: Experiment) -> Training:
+def training_of(experiment: Experiment) -> Training:
     """Returns the training settings as policies see them, with the number of samples per device."""
     return dataclasses.replace(experiment.training, num_samples=experiment.data.sizes)
 

@@ -17,7 +17,7 @@ from fcjax.learning.evaluation import Score, evaluate
 from fcjax.learning.models import Model, Params
 from fcjax.policies.contract import check_traces
 from fcjax.runtime.plugins import of_user
-from fcjax.simulation.experiment import Experiment, as_told, check, most_rounds
+from fcjax.simulation.experiment import Experiment, check, most_rounds, training_of
 from fcjax.simulation.rounds import Record, State, Stop, as_float, no_record, simulate_round
 from fcjax.types import Policy, in_brief, pytree
 
@@ -30,20 +30,21 @@ class Run:
       history: (K,) records, with K the largest possible number of rounds.
       num_rounds: () rounds that took place.
       start: score of w_0.
-      params: the last model.
-      tilde_params: w~, the model with the least reported loss.
+      params: the last model; None in a sweep, which keeps no models.
+      tilde_params: w~, the model with the least reported loss; None in a sweep.
       stop: () Stop.
     """
 
     history: Record
-    num_rounds: Array
+    num_rounds: Array | int
     start: Score
-    params: Params
-    tilde_params: Params
-    stop: Array
+    params: Params | None
+    tilde_params: Params | None
+    stop: Array | Stop
 
     def __repr__(self) -> str:
-        is_one = isinstance(self.stop, jax.Array) and not isinstance(self.stop, jax.core.Tracer) and self.stop.ndim == 0
+        is_known = isinstance(self.stop, int | np.generic | np.ndarray | jax.Array)
+        is_one = is_known and np.ndim(self.stop) == 0 and not isinstance(self.stop, jax.core.Tracer)
         return in_brief(self, **({"stop": Stop(int(self.stop)).name.lower()} if is_one else {}))
 
     @property
@@ -91,7 +92,7 @@ def _check_once(policy: Policy, state: Any, experiment: Experiment) -> None:
     shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves((state, experiment.cell)))
     kind = id(policy.select), jax.tree.structure(state), shapes
     if kind not in _checked:
-        check_traces(policy, state, experiment.cell, as_told(experiment))
+        check_traces(policy, state, experiment.cell, training_of(experiment))
         _checked.add(kind)
 
 
@@ -192,7 +193,7 @@ def advance(
     key: Array, state: State, experiment: Experiment, select: Any, max_rounds: ArrayLike, num_rounds: int = CHUNK
 ) -> tuple[State, Record]:
     """Simulates up to `num_rounds` further rounds, at most `max_rounds` in total, and records them, (num_rounds,)."""
-    experiment = dataclasses.replace(experiment, training=as_told(experiment))
+    experiment = dataclasses.replace(experiment, training=training_of(experiment))
     rounds_key = jax.random.split(key)[1]
 
     nothing = no_record(jnp.shape(experiment.cell.power_w)[0])

@@ -24,11 +24,12 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
+from fcjax.learning.evaluation import Score
 from fcjax.runtime import files, settings
 from fcjax.simulation.experiment import Experiment
 from fcjax.simulation.rounds import Record, Stop
-from fcjax.simulation.simulate import advance, begin
-from fcjax.sweeps.jobs import Finished, Job
+from fcjax.simulation.simulate import Run, advance, begin
+from fcjax.sweeps.jobs import Job
 from fcjax.sweeps.leaves import as_numbers
 
 
@@ -47,7 +48,7 @@ class Archive:
         self._paths: dict[Job, Path | None] = {}
         files.remove_abandoned(self._folder)
 
-    def load(self, job: Job) -> Finished | None:
+    def load(self, job: Job) -> Run | None:
         """Loads a stored run, or returns None."""
         path = self._path(job)
         if path is None or not path.is_file():
@@ -59,13 +60,13 @@ class Archive:
                 history = Record(**{field.name: arrays[field.name] for field in dataclasses.fields(Record)})
                 if len({len(array) for array in jax.tree.leaves(history)}) > 1:
                     raise ValueError("its histories differ in length")
-                start_accuracy, start_loss = arrays["start"].tolist()
-                return Finished(job.labels, history, start_accuracy, start_loss, Stop(int(arrays["stop"])))
+                stop = Stop(int(arrays["stop"]))
+                return Run(history, len(history.round_s), Score(*arrays["start"]), None, None, stop)
         except Exception as error:  # a damaged file raises many kinds
             warnings.warn(f"{path} cannot be read, its run is repeated: {error}", stacklevel=2)
             return None
 
-    def save(self, job: Job, run: Finished) -> bool:
+    def save(self, job: Job, run: Run) -> bool:
         """Stores a run atomically; returns False if it cannot be fingerprinted."""
         path = self._path(job)
         if path is None:
@@ -73,7 +74,7 @@ class Archive:
         arrays: dict[str, Any] = {
             field.name: getattr(run.history, field.name) for field in dataclasses.fields(Record)
         } | {
-            "start": np.array([run.start_accuracy, run.start_loss]),
+            "start": np.array([float(run.start.accuracy), float(run.start.loss)]),
             "stop": np.array(int(run.stop)),
             "fingerprint": np.array(path.stem),
             "labels": np.array(json.dumps(job.labels)),  # for people who inspect the file

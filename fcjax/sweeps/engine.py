@@ -1,6 +1,6 @@
 """Executes runs in one process: many side by side on accelerators, or one after another on a CPU.
 
-Runs that differ only in numbers share one compiled program, whatever their policies. Each JAX device takes runs from a
+Runs that differ only in numbers share one compiled program, whatever their policies. Each processor takes runs from a
 queue, advances them by some rounds at a time, and takes the next run when one ends. The program always has the same
 number of slots, some of which may be empty, and on a CPU each run is computed by itself. A run therefore has the same
 bits whichever runs are next to it. `fcjax.sweeps.executor` adds several processes.
@@ -24,9 +24,9 @@ from fcjax.runtime import programs, settings
 from fcjax.runtime.hardware import is_accelerated
 from fcjax.simulation.experiment import most_rounds
 from fcjax.simulation.rounds import Record, State, Stop, as_decision
-from fcjax.simulation.simulate import advance, begin
+from fcjax.simulation.simulate import Run, advance, begin
 from fcjax.sweeps import jobs, leaves
-from fcjax.sweeps.jobs import Finished, Group, Template
+from fcjax.sweeps.jobs import Group, Template
 from fcjax.types import pytree
 
 SIDE_BY_SIDE = 16  # runs at a time on an accelerator: at the paper's size, enough to keep a large one busy
@@ -46,20 +46,20 @@ class _Slot:
 
 
 class Program:
-    """The program of a group of runs, compiled for the JAX devices of this process."""
+    """The program of a group of runs, compiled for the processors (the CPU, or all accelerators) of this process."""
 
     def __init__(self, group: Group, side_by_side: int = 1):
         self.group = group
-        self._devices = jax.local_devices() if is_accelerated() else jax.local_devices()[:1]
+        self._processors = jax.local_devices() if is_accelerated() else jax.local_devices()[:1]
         self._num_slots = side_by_side
         self._policy_states = group.policy_states()
         shared = jax.device_put(group.shared())
-        self._shared = {device: jax.device_put(shared, device) for device in self._devices}
+        self._shared = {processor: jax.device_put(shared, processor) for processor in self._processors}
         self._compiled = self._compile()
 
     def run(
         self, indices: Sequence[int], report: Callable[[int, float], None] = lambda index, part: None
-    ) -> Iterator[tuple[int, Finished]]:
+    ) -> Iterator[tuple[int, Run]]:
         """Executes runs of the group and yields each as it finishes, in any order.
 
         Args:
@@ -69,16 +69,16 @@ class Program:
         waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
         for index in indices:
             waiting.put(index)
-        if len(self._devices) == 1:
-            yield from self._work(self._devices[0], waiting, len(indices), report)
+        if len(self._processors) == 1:
+            yield from self._work(self._processors[0], waiting, len(indices), report)
             return
         news: queue.SimpleQueue[Any] = queue.SimpleQueue()
         stop = threading.Event()
-        fair = -(-len(indices) // len(self._devices))  # so that no JAX device takes all runs
+        fair = -(-len(indices) // len(self._processors))  # so that no processor takes all runs
 
-        def work(device):
+        def work(processor):
             try:
-                for found in self._work(device, waiting, fair, report):
+                for found in self._work(processor, waiting, fair, report):
                     news.put(found)
                     if stop.is_set():
                         return
@@ -86,7 +86,8 @@ class Program:
                 news.put(error)
 
         threads = [
-            threading.Thread(target=settings.carried(work), args=(device,), daemon=True) for device in self._devices
+            threading.Thread(target=settings.carried(work), args=(processor,), daemon=True)
+            for processor in self._processors
         ]
         for thread in threads:
             thread.start()
@@ -106,36 +107,36 @@ class Program:
         slot, of_run = self._slot(0)
         one = slot, jax.eval_shape(begin, *of_run)
 
-        def compiled(device: jax.Device) -> Compiled:
-            place = jax.sharding.SingleDeviceSharding(device)
+        def compiled(processor: jax.Device) -> Compiled:
+            place = jax.sharding.SingleDeviceSharding(processor)
             shape = lambda leaf: jax.ShapeDtypeStruct((self._num_slots, *leaf.shape), leaf.dtype, sharding=place)  # noqa: E731
-            lowered = program.lower(*jax.tree.map(shape, one), self._shared[device])
+            lowered = program.lower(*jax.tree.map(shape, one), self._shared[processor])
             return programs.compile_once(lowered, meanwhile=lambda: self._begin(0))
 
-        return {device: compiled(device) for device in self._devices}
+        return {processor: compiled(processor) for processor in self._processors}
 
     def _work(
-        self, device: jax.Device, waiting: queue.SimpleQueue, most: int, report: Callable[[int, float], None]
-    ) -> Iterator[tuple[int, Finished]]:
-        """Executes waiting runs in the slots of a JAX device."""
+        self, processor: jax.Device, waiting: queue.SimpleQueue, most: int, report: Callable[[int, float], None]
+    ) -> Iterator[tuple[int, Run]]:
+        """Executes waiting runs in the slots of a processor."""
         inside = [_next(waiting) if slot < most else None for slot in range(self._num_slots)]
         records: dict[int | None, list] = {index: [] for index in inside}
         if inside[0] is None:
             return
         first = self._begin(inside[0])  # also fills the empty slots
         begun = [first, *(first if index is None else self._begin(index) for index in inside[1:])]
-        slots, states = (jax.device_put(leaves.stack(part), device) for part in zip(*begun, strict=True))
+        slots, states = (jax.device_put(leaves.stack(part), processor) for part in zip(*begun, strict=True))
         while any(index is not None for index in inside):
-            states, chunk = self._compiled[device](slots, states, self._shared[device])
+            states, chunk = self._compiled[processor](slots, states, self._shared[processor])
             chunk = jax.tree.map(np.asarray, chunk)
             why, elapsed_s = np.asarray(states.stop), np.asarray(states.elapsed_s)
             for slot, index in enumerate(inside):
                 if index is None:
                     continue
-                labels = self.group.jobs[index].labels
                 records[index].append(jax.tree.map(lambda leaf, slot=slot: leaf[slot], chunk))
                 if why[slot] == Stop.NOT_YET:
-                    report(index, min(float(elapsed_s[slot]) / labels["budget_s"], 1.0))
+                    budget_s = self.group.jobs[index].labels["budget_s"]
+                    report(index, min(float(elapsed_s[slot]) / budget_s, 1.0))
                     continue
                 ended = jax.tree.map(lambda leaf, slot=slot: leaves.on_host(leaf)[slot], states)
                 following = inside[slot] = _next(waiting)
@@ -143,8 +144,8 @@ class Program:
                     records[following] = []
                     put = functools.partial(_with_slot, slot)
                     changed = jax.tree.map(put, (slots, states), self._begin(following))
-                    slots, states = jax.device_put(changed, device)
-                yield index, jobs.finish(labels, records.pop(index), ended)
+                    slots, states = jax.device_put(changed, processor)
+                yield index, jobs.finish(records.pop(index), ended)
 
     def _begin(self, index: int) -> tuple[_Slot, State]:
         """Returns a run before its first round, as host arrays."""
@@ -155,8 +156,8 @@ class Program:
         """Returns the slot of a run and its arguments of `begin`."""
         job = self.group.jobs[index]
         experiment = job.experiment
-        # On the first JAX device, whichever takes the run: w_0 is tested on the same hardware as later models.
-        key = jax.device_put(jax.random.key(job.labels["seed"]), self._devices[0])
+        # On the first processor, whichever takes the run: w_0 is tested on the same hardware as later models.
+        key = jax.device_put(jax.random.key(job.labels["seed"]), self._processors[0])
         slot = _Slot(jax.random.key_data(key), self.group.own(experiment), np.int32(most_rounds(experiment)))
         return slot, (key, self._policy_states[index], experiment)
 

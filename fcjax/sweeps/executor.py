@@ -28,8 +28,9 @@ from fcjax.runtime import settings
 from fcjax.runtime.cluster import Versions, address_of, check_workers, differences, is_local, local_client, versions
 from fcjax.runtime.hardware import is_accelerated, num_cores, use_one_thread
 from fcjax.runtime.progress import Progress
+from fcjax.simulation.simulate import Run
 from fcjax.sweeps.engine import Program
-from fcjax.sweeps.jobs import Finished, Group, Job, groups
+from fcjax.sweeps.jobs import Group, Job, groups
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -74,14 +75,14 @@ def execute(
     clock: Clock | None = None,
     side_by_side: int = 1,
     progress: bool = False,
-) -> Iterator[tuple[Job, Finished]]:
+) -> Iterator[tuple[Job, Run]]:
     """Executes runs and yields each as it finishes, in any order.
 
     Args:
       jobs: the runs.
       client: the Dask client of the workers; None to use this process.
       clock: records the time spent.
-      side_by_side: how many runs each JAX device executes at a time.
+      side_by_side: how many runs the CPU or each accelerator executes at a time.
       progress: whether to show a progress bar with the remaining time.
     """
     clock = Clock() if clock is None else clock
@@ -100,7 +101,7 @@ def execute(
         yield from finished
 
 
-def _here(batches: Sequence[Group], side_by_side: int, clock: Clock, shown: Progress) -> Iterator[tuple[Job, Finished]]:
+def _here(batches: Sequence[Group], side_by_side: int, clock: Clock, shown: Progress) -> Iterator[tuple[Job, Run]]:
     number = 0
     for group in batches:
         before = time.monotonic()
@@ -128,7 +129,7 @@ def _here(batches: Sequence[Group], side_by_side: int, clock: Clock, shown: Prog
 
 def _on_workers(
     client: "Client", batches: Sequence[Group], side_by_side: int, clock: Clock, shown: Progress
-) -> Iterator[tuple[Job, Finished]]:
+) -> Iterator[tuple[Job, Run]]:
     begun = time.monotonic()
     tasks: dict[str, _Task] = {}
     done: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -187,7 +188,7 @@ def _on_workers(
                 clock.compile_s = max(clock.compile_s, compile_s)
                 for index, run in zip(task.indices, runs, strict=True):
                     num_finished += 1
-                    yield task.group.jobs[index], dataclasses.replace(run, labels=task.group.jobs[index].labels)
+                    yield task.group.jobs[index], run
             if not is_running and (parts or num_finished):
                 shown.begin("running", counts=True)
                 is_running = True
@@ -286,7 +287,7 @@ _MOST_PROGRAMS = 2  # each holds a copy of the data set
 _lock = threading.Lock()
 
 
-def _do(token: str, blob: bytes, indices: Sequence[int]) -> tuple[list[Finished], float]:
+def _do(token: str, blob: bytes, indices: Sequence[int]) -> tuple[list[Run], float]:
     """Executes runs on a worker and returns them with the compile time."""
     from distributed import get_worker
 

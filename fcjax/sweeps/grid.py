@@ -13,14 +13,14 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fcjax import checks, data, policies, presets
 from fcjax.policies import contract
 from fcjax.runtime.progress import Progress
-from fcjax.simulation.experiment import Experiment, as_told, check, most_rounds
+from fcjax.simulation.experiment import Experiment, check, most_rounds, training_of
 from fcjax.sweeps.jobs import Job
 from fcjax.types import Cell, Estimates, Policy, Training
 
@@ -34,6 +34,23 @@ LEAVES = tuple(
     for field in dataclasses.fields(kind)
     if (part, field.name) != ("training", "num_samples")  # follows from the data
 )
+
+
+def _unchanged(make: Callable[..., Experiment], *setting: Any) -> Experiment:
+    return make(*setting)
+
+
+def _centralized(make: Callable[..., Experiment], *setting: Any) -> Experiment:
+    return presets.centralized(make(*setting))
+
+
+class _Entry(NamedTuple):
+    """An entry on the axis of policies."""
+
+    name: str
+    phi: float  # NaN for policies without it
+    policy: Policy
+    make: Callable[..., Experiment] = _unchanged  # makes the experiment, given the sweep's own function
 
 
 def plan(
@@ -147,7 +164,7 @@ def _with_leaf(experiment: Experiment, name: str, value: Any) -> Experiment:
 def _checked_jobs(
     names: Sequence[str],
     settings: Sequence[tuple],
-    named: Sequence[tuple[str, float, Policy]],
+    named: Sequence[_Entry],
     seeds: Sequence[int],
     dataset: str,
     make: Callable[..., Experiment],
@@ -164,7 +181,7 @@ def _checked_jobs(
             shown.update(len(jobs) + len(budgets_s), len(jobs) + len(budgets_s))
         of_setting = dict(zip(names, setting, strict=True))
         further = {name: value for name, value in of_setting.items() if name not in _BUILT_IN}
-        for name, phi_value, one in named:
+        for name, phi_value, one, change in named:
             for seed, of_seed_s in zip(seeds, budgets_s, strict=True):
                 labels = {
                     "dataset": dataset,
@@ -177,44 +194,38 @@ def _checked_jobs(
                     "budget_s": of_seed_s,
                     **further,
                 }
-                made = functools.partial(make, *setting, seed)
-                if policies.is_centralized(one):
-                    made = functools.partial(_centralised, made)
-                jobs.append(Job(labels, one, made))
+                jobs.append(Job(labels, one, functools.partial(change, make, *setting, seed)))
             experiment = jobs[-1].experiment
             if policies.is_built_in(one):
                 one.init(experiment.cell)  # raises if the parameters do not fit the cell
             elif (place := (name, phi_value, *setting[1:])) not in checked:
                 label = f"policy {name!r}"
-                contract.check_policy(one, experiment.cell, as_told(experiment), name=label, ignores_labels=False)
+                contract.check_policy(one, experiment.cell, training_of(experiment), name=label, ignores_labels=False)
                 checked.add(place)
     return jobs
 
 
-def _policies(
-    policy: str | Sequence[str] | Mapping[str, Policy], phis: Sequence[float]
-) -> list[tuple[str, float, Policy]]:
-    """Returns triples of name, phi (NaN for policies without it) and policy."""
+def _policies(policy: str | Sequence[str] | Mapping[str, Policy], phis: Sequence[float]) -> list[_Entry]:
+    """Returns the entries of a sweep for given names or policies."""
     if isinstance(policy, Mapping):
         for name, one in policy.items():
             if not isinstance(one, Policy) or not all(map(callable, one)):
                 raise ValueError(f"policy {name!r} must be a fcjax.Policy(init, select) of two functions, got {one!r}")
-        return [(str(name), float("nan"), one) for name, one in policy.items()]
+        return [_Entry(str(name), float("nan"), one) for name, one in policy.items()]
     if isinstance(policy, Policy) or any(isinstance(one, Policy) for one in _several("policy", policy)):
         raise ValueError("policy must be names, or a mapping of names to policies, such as {'mine': policy}")
     named = []
     for name in _several("policy", policy):
+        if name == "centralized":
+            named.append(_Entry(name, float("nan"), policies.everybody(), _centralized))
+            continue
         factory = policies.factory_by_name(name)
         if policies.takes_phi(factory):
-            named += [(name, phi, policies.by_name(name, phi=phi)) for phi in phis]
+            named += [_Entry(name, phi, policies.by_name(name, phi=phi)) for phi in phis]
         else:
             given = getattr(factory, "keywords", {}).get("phi", float("nan"))  # such as fc(phi=0.5)
-            named.append((name, given, policies.by_name(name)))
+            named.append(_Entry(name, given, policies.by_name(name)))
     return named
-
-
-def _centralised(make: Callable[[], Experiment]) -> Experiment:
-    return presets.centralised(make())
 
 
 def most_runs(policy: Any, **axes: Any) -> int:

@@ -1,4 +1,4 @@
-"""Planned runs, groups of runs that share a program, and finished runs."""
+"""Planned runs, and groups of runs that share a program."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ import numpy as np
 
 from fcjax.simulation.experiment import Experiment
 from fcjax.simulation.rounds import Record, State, Stop
+from fcjax.simulation.simulate import Run
 from fcjax.sweeps import leaves
 from fcjax.types import Policy
 
@@ -27,22 +28,11 @@ class Job:
         return self.make()
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Finished:
-    """A finished run."""
-
-    labels: dict[str, Any]
-    history: Record  # NumPy arrays, one row per round
-    start_accuracy: float
-    start_loss: float
-    stop: Stop
-
-
-def finish(labels: dict[str, Any], chunks: Sequence[Record], state: State) -> Finished:
-    """Joins the records of a run whose state is final."""
+def finish(chunks: Sequence[Record], state: State) -> Run:
+    """Joins the records of a run whose state is final; its models are not kept."""
     num_rounds = int(state.round_index)
     history = jax.tree.map(lambda *parts: np.concatenate(parts)[:num_rounds], *chunks)
-    return Finished(labels, history, float(state.start.accuracy), float(state.start.loss), Stop(int(state.stop)))
+    return Run(history, num_rounds, state.start, None, None, Stop(int(state.stop)))
 
 
 class Group:

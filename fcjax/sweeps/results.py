@@ -28,8 +28,9 @@ import pandas as pd
 import xarray as xr
 
 from fcjax.runtime.files import write_whole
+from fcjax.simulation.experiment import Experiment
 from fcjax.simulation.rounds import Record, Stop
-from fcjax.sweeps.jobs import Finished
+from fcjax.simulation.simulate import Run
 
 SETTINGS = ("dataset", "policy", "distribution", "radius_m", "phi", "seed", "devices", "budget_s")
 SUMMARY = (
@@ -79,12 +80,19 @@ _ABOUT = {  # unit and meaning
 
 
 def to_dataset(
-    runs: Sequence[Finished],
+    labelled: Sequence[tuple[Mapping[str, Any], Run]],
     about: Mapping[str, Any] | None = None,
     *,
     room: tuple[int, int] = (1, 1),
 ) -> xr.Dataset:
-    """Returns all runs as one data set with units and provenance, with `room` for at least (rounds, devices)."""
+    """Returns runs and their settings as one data set with units and provenance.
+
+    Args:
+      labelled: pairs of settings (`SETTINGS`, and any further axes) and run, whose history ends with its last round.
+      about: further attributes.
+      room: the least numbers of rounds and devices.
+    """
+    labels, runs = zip(*labelled, strict=True)
     num_rounds, num_devices = (
         max(sizes) for sizes in zip(room, *(run.history.share.shape for run in runs), strict=True)
     )
@@ -98,19 +106,49 @@ def to_dataset(
             row[tuple(slice(size) for size in history.shape)] = history
         variables[name] = (("run", "round", "device")[: filled.ndim], filled)
     variables["rounds"] = ("run", np.array([run.history.round_s.size for run in runs], np.int32))
-    variables["start_accuracy"] = ("run", np.array([run.start_accuracy for run in runs], np.float32))
-    variables["start_loss"] = ("run", np.array([run.start_loss for run in runs], np.float32))
-    variables["stop"] = ("run", np.array([run.stop.name.lower() for run in runs]))
+    variables["start_accuracy"] = ("run", np.array([run.start.accuracy for run in runs], np.float32))
+    variables["start_loss"] = ("run", np.array([run.start.loss for run in runs], np.float32))
+    variables["stop"] = ("run", np.array([Stop(run.stop).name.lower() for run in runs]))
     rounds = variables["rounds"][1]
     variables["diverged_round"] = ("run", np.where([run.stop == Stop.DIVERGED for run in runs], rounds + 1, 0))
     # Further axes of a sweep add labels.
-    names = [*SETTINGS, *(name for name in runs[0].labels if name not in SETTINGS)]
-    coordinates: dict[str, Any] = {name: ("run", np.array([run.labels[name] for run in runs])) for name in names}
+    names = [*SETTINGS, *(name for name in labels[0] if name not in SETTINGS)]
+    coordinates: dict[str, Any] = {name: ("run", np.array([row[name] for row in labels])) for name in names}
     coordinates |= {"round": np.arange(1, num_rounds + 1), "device": np.arange(num_devices)}
     dataset = xr.Dataset(variables, coordinates, {**provenance(), **(about or {})})
     for name, (unit, meaning) in _ABOUT.items():
         dataset[name].attrs.update(units=unit, long_name=meaning)
     return dataset
+
+
+def from_run(run: Run, experiment: Experiment, **labels: Any) -> xr.Dataset:
+    """Returns a run of `fcjax.simulate` as the data set of a sweep, so that summary, tables and plots apply to it.
+
+    Args:
+      run: a run, or many that `jax.vmap` has stacked.
+      experiment: the experiment of the run or runs.
+      labels: the run's settings, such as policy="mine" or seed=3, as a value for all runs or one per run. Names that
+        are not in `SETTINGS` become further axes.
+    """
+    num_dims = np.ndim(run.stop)
+    leaves = jax.tree.map(np.asarray, dataclasses.replace(run, params=None, tilde_params=None))
+    stacked = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[num_dims:]), leaves)
+    num_runs = len(stacked.stop)
+    rows = [jax.tree.map(lambda leaf, number=number: leaf[number], stacked) for number in range(num_runs)]
+    rows = [
+        dataclasses.replace(row, history=jax.tree.map(lambda leaf, row=row: leaf[: row.num_rounds], row.history))
+        for row in rows
+    ]
+    usual = {"dataset": "", "policy": "", "distribution": "", "phi": np.nan, "seed": np.arange(num_runs)}
+    usual |= {"radius_m": experiment.cell.radius_m, "budget_s": experiment.training.budget_s}
+    columns = {}
+    for name, values in (usual | labels | {"devices": stacked.history.share.shape[-1]}).items():
+        values = np.asarray(values)
+        if values.shape not in ((), (num_runs,), np.shape(run.stop)):
+            raise ValueError(f"{name} must be one value, or one for each of {num_runs} runs, got shape {values.shape}")
+        columns[name] = np.broadcast_to(values.ravel() if values.ndim else values, num_runs)
+    labelled = [({name: values[number] for name, values in columns.items()}, row) for number, row in enumerate(rows)]
+    return to_dataset(labelled)
 
 
 def concat(parts: Sequence[xr.Dataset]) -> xr.Dataset:
@@ -200,7 +238,7 @@ def save_parts(parts: Iterable[xr.Dataset], path: str | os.PathLike) -> None:
     def write(where: str) -> None:
         first, num_runs = True, 0
         for part in parts:
-            with _told(path):
+            with _free_space_in_errors(path):
                 if first:
                     part.to_netcdf(where, engine="netcdf4", unlimited_dims=["run"] if "run" in part.dims else None)
                 else:
@@ -216,7 +254,7 @@ def save_parts(parts: Iterable[xr.Dataset], path: str | os.PathLike) -> None:
 
 
 @contextlib.contextmanager
-def _told(path: str | os.PathLike) -> Iterator[None]:
+def _free_space_in_errors(path: str | os.PathLike) -> Iterator[None]:
     """Adds the free space to netCDF's errors, which misreport a full disk as "permission denied" and the like."""
     try:
         yield

@@ -14,11 +14,12 @@ from fcjax import checks, data, presets
 from fcjax.runtime.progress import Progress
 from fcjax.simulation.experiment import Experiment
 from fcjax.simulation.rounds import Stop
+from fcjax.simulation.simulate import Run
 from fcjax.sweeps import executor, results
 from fcjax.sweeps.archive import Archive
 from fcjax.sweeps.engine import default_side_by_side
 from fcjax.sweeps.grid import most_runs, plan
-from fcjax.sweeps.jobs import Finished, Job
+from fcjax.sweeps.jobs import Job
 from fcjax.types import Policy
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def sweep(
         number of runs. Requires `keep`.
       workers: the number of local processes; by default one per core. With 1, the current process executes all runs.
         Accelerators are always used by the current process alone.
-      side_by_side: how many runs a JAX device executes at a time; by default 1 on a CPU and 16 on an accelerator.
+      side_by_side: how many runs each processor executes at a time; by default 1 on a CPU and 16 on an accelerator.
         Reduce it if an accelerator runs out of memory. It affects the last bits of a result, as the hardware does.
       about: further attributes of the results.
       progress: whether to show a progress bar with the remaining time.
@@ -132,9 +133,10 @@ def run_all(
     finished.warn_of_faults(done)
     about = {"complete": int(not interrupted), "kept": num_kept, **dataclasses.asdict(clock), **about}
     if out is None:
-        return results.to_dataset([finished.get(job) for job in done], about)
+        return results.to_dataset([(job.labels, finished.get(job)) for job in done], about)
     blocks = (done[start : start + _AT_HAND] for start in range(0, len(done), _AT_HAND))
-    parts = (results.to_dataset([finished.get(job) for job in block], about, room=finished.room) for block in blocks)
+    labelled = ([(job.labels, finished.get(job)) for job in block] for block in blocks)
+    parts = (results.to_dataset(runs, about, room=finished.room) for runs in labelled)
     try:
         results.save_parts(parts, out)
     except OSError as error:
@@ -147,7 +149,7 @@ class _Finished:
 
     def __init__(self, archive: Archive | None, *, in_memory: bool):
         self._archive, self._in_memory = archive, in_memory
-        self._runs: dict[Job, Finished | None] = {}
+        self._runs: dict[Job, Run | None] = {}
         self._stops: dict[Job, Stop] = {}
         self._num_rounds: dict[Job, int] = {}
         self.room = (1, 1)  # most rounds and most devices of any run
@@ -163,11 +165,11 @@ class _Finished:
         if self._archive is not None and (run := self._archive.load(job)) is not None:
             self._note(job, run, kept=True)
 
-    def add(self, job: Job, run: Finished) -> None:
+    def add(self, job: Job, run: Run) -> None:
         """Adds a run that has just finished."""
         self._note(job, run, kept=self._archive is not None and self._archive.save(job, run))
 
-    def get(self, job: Job) -> Finished:
+    def get(self, job: Job) -> Run:
         run = self._runs[job]
         if run is None:
             assert self._archive is not None
@@ -190,10 +192,10 @@ class _Finished:
                 where = f"the first after {self._num_rounds[found[0]]} rounds: {found[0].labels}"
                 warnings.warn(f"{len(found)} of {len(jobs)} runs {fault}, {where}", stacklevel=3)
 
-    def _note(self, job: Job, run: Finished, *, kept: bool) -> None:
+    def _note(self, job: Job, run: Run, *, kept: bool) -> None:
         num_rounds, num_devices = run.history.share.shape
         self._runs[job] = None if kept and not self._in_memory else run
-        self._stops[job], self._num_rounds[job] = run.stop, num_rounds
+        self._stops[job], self._num_rounds[job] = Stop(int(run.stop)), num_rounds
         self.room = max(self.room[0], num_rounds), max(self.room[1], num_devices)
 
 

@@ -29,9 +29,9 @@ from reproduction import PERCENT
 
 import fcjax
 from fcjax import data
+from fcjax.learning.evaluation import Score
 from fcjax.policies import contract
 from fcjax.simulation.rounds import Record, Stop
-from fcjax.sweeps.jobs import Finished
 
 SCRIPT = """
 import sys
@@ -156,7 +156,7 @@ def made_up(labels, accuracy, scheduled=3, rounds=1):
         "tilde_accuracy": np.full(rounds, accuracy),
     }
     history |= {"elapsed_s": np.arange(1.0, rounds + 1), "scheduled": np.tile(np.arange(20) < scheduled, (rounds, 1))}
-    return Finished(labels, Record(**history), 0.1, 2.3, Stop.BUDGET)
+    return labels, fcjax.Run(Record(**history), rounds, Score(0.1, 2.3), None, None, Stop.BUDGET)
 
 
 def results_of(accuracies):
@@ -183,7 +183,7 @@ def test_cells_stand_beside_the_published_ones():
             ("pf", "shi2020_as_written"): [0.7, 0.72],
         }
     )
-    cells = table3.tell(results).set_index("policy")
+    cells = table3.evaluate(results).set_index("policy")
     assert list(cells.index) == ["fc", "pf", "exact", "fixed-best"]
     np.testing.assert_allclose(cells[PERCENT], [89.5, 82, 90, 89])
     assert cells.mean_scheduled["fixed-best"] == 4
@@ -213,9 +213,9 @@ def test_wins_are_counted_with_a_margin():
 
 def test_misses_are_listed():
     results = results_of({("fc", "shi2020"): [0.89, 0.891] * 3, ("pf", "shi2020"): [0.79, 0.80] * 3})
-    assert [line[0] for line in table3.misses(table3.tell(results))[1:]] == ["pf, l1, R = 600 m"]
+    assert [line[0] for line in table3.misses(table3.evaluate(results))[1:]] == ["pf, l1, R = 600 m"]
     results = results_of({("fc", "shi2020"): [0.88, 0.89], ("as-h", "shi2020"): [0.88, 0.90]})
-    assert [line[0] for line in table3.misses(table3.tell(results))[1:]] == ["FC as the best, l1, R = 600 m"]
+    assert [line[0] for line in table3.misses(table3.evaluate(results))[1:]] == ["FC as the best, l1, R = 600 m"]
 
 
 def verdicts_on(dataset, seeds, accuracy_of, number_of):
@@ -225,7 +225,7 @@ def verdicts_on(dataset, seeds, accuracy_of, number_of):
     for job in claims.plan(clouds(dataset), seeds):
         accuracy = accuracy_of(job.labels) + rng.uniform(0, 1e-4)
         runs.append(made_up(job.labels, accuracy, number_of(job.labels), rounds=6))
-    rows = claims.tell(ledger.brief(fcjax.results.to_dataset(runs)))
+    rows = claims.evaluate(ledger.brief(fcjax.results.to_dataset(runs)))
     assert f"{len(rows)} statements at {seeds} seeds" in reproduction.as_text(claims.show(rows))
     return dict(zip(rows.statement, rows.verdict, strict=True))
 
@@ -295,9 +295,9 @@ def histories(accuracies, alpha=0.0):
     setting |= {"budget_s": 60.0, "observation_error": alpha, "preset": "shi2020", "policy": "fc"}
     runs = []
     for seed, values in enumerate(accuracies):
-        run = made_up(setting | {"seed": seed}, 0.5, rounds=len(values))
+        labels, run = made_up(setting | {"seed": seed}, 0.5, rounds=len(values))
         history = dataclasses.replace(run.history, accuracy=np.array(values))
-        runs.append(dataclasses.replace(run, history=history))
+        runs.append((labels, dataclasses.replace(run, history=history)))
     return runs
 
 
@@ -334,7 +334,7 @@ def test_predictions_on_dealing(few, verdicts):
         distinct = not labels["distribution"].endswith("-shuffled")
         return value + (few if distinct and labels["policy"] in dealing.FEW else 0)
 
-    rows = dealing.tell(relabelled(dealing.plan(clouds("cifar10"), 3), accuracy))
+    rows = dealing.evaluate(relabelled(dealing.plan(clouds("cifar10"), 3), accuracy))
     assert (rows.what == "cell").sum() == 7 * 4 + 3 + 4
     assert [holds for *_, holds in dealing.predictions(rows)] == verdicts
     assert ("-2.00" in reproduction.as_text(dealing.show(rows))) == (few > 0)
@@ -362,7 +362,7 @@ def test_hypotheses_are_judged_by_their_predictions():
         value = next(c[PERCENT] for c in cells if setting.items() <= c.items()) / 100
         return value - 0.01 + 0.005 * (labels["preset"] == better.name) + 1e-4 * labels["seed"]
 
-    rows = hypotheses.tell(relabelled(hypotheses.plan(clouds("mnist"), 3), accuracy)).set_index("hypothesis")
+    rows = hypotheses.evaluate(relabelled(hypotheses.plan(clouds("mnist"), 3), accuracy)).set_index("hypothesis")
     assert rows.holds[better.name]
     np.testing.assert_allclose(rows.apart_before, 1 - 0.01, rtol=1e-3)
     np.testing.assert_allclose(rows.apart_change[better.name], -0.5, rtol=1e-3)
@@ -430,7 +430,7 @@ def dataset_of(study):
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_the_page_holds_what_the_studies_told(tmp_path, capsys):
-    """All studies, drawn and told from runs that were made up."""
+    """All studies, drawn and tabulated from made-up runs."""
     studies = [study for study, _ in results_page.STUDIES]
     for study in studies:
         dataset = dataset_of(study)

@@ -358,9 +358,9 @@ def test_bad_arguments_are_named(key, policy, settings, message):
         fcjax.simulate(key, policy, tiny.experiment(), **settings)
 
 
-def test_centralised_training_has_all_data_and_no_uploads():
-    experiment = fcjax.presets.centralised(tiny.experiment(), speed=4)
-    run = fcjax.simulate(jax.random.key(0), policies.centralized(), experiment)
+def test_centralized_training_has_all_data_and_no_uploads():
+    experiment = fcjax.presets.centralized(tiny.experiment(), speed=4)
+    run = fcjax.simulate(jax.random.key(0), policies.everybody(), experiment)
     k = int(run.num_rounds)
     np.testing.assert_array_equal(run.history.round_s[:k], run.history.compute_s[:k, 0])
     assert experiment.data.sizes.tolist() == [int(tiny.experiment().data.sizes.sum())]

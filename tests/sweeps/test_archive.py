@@ -285,7 +285,7 @@ def test_whatever_bit_is_flipped_is_noticed_or_does_not_matter(tmp_path):
         if read is not None:
             pairs = zip(jax.tree.leaves(read.history), jax.tree.leaves(whole.history), strict=True)
             assert all(np.array_equal(one, other, equal_nan=one.dtype.kind == "f") for one, other in pairs)
-            assert (read.start_loss, read.stop) == (whole.start_loss, whole.stop)
+            assert (read.start.loss, read.stop) == (whole.start.loss, whole.stop)
     assert noticed > 100
 
 

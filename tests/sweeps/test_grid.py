@@ -135,11 +135,12 @@ def test_numbers_of_numpy_keep_their_digits():
     assert jobs[0].labels["radius_m"] == 600.1
 
 
-def test_centralized_is_known_by_its_function():
-    names = {"upper": policies.centralized(), "centralized": policies.random(1)}
-    upper, lower = (job.experiment for job in plan(names, **SETTINGS))
-    assert len(upper.data.sizes) == 1
-    assert len(lower.data.sizes) == tiny.NUM_DEVICES
+def test_centralized_stands_for_one_trainer():
+    trainer, devices = (job.experiment for job in plan(["centralized", "everybody"], **SETTINGS))
+    assert len(trainer.data.sizes) == 1
+    assert len(devices.data.sizes) == tiny.NUM_DEVICES
+    (mine,) = plan({"centralized": policies.random(1)}, **SETTINGS)
+    assert len(mine.experiment.data.sizes) == tiny.NUM_DEVICES
 
 
 def select_the_richest(key, state, context):

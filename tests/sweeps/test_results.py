@@ -6,7 +6,9 @@ import pytest
 from matplotlib import pyplot as plt
 from scipy import stats
 
+import fcjax
 from fcjax import plots, results
+from fcjax.learning.evaluation import Score
 from fcjax.runtime import files
 from fcjax.runtime.progress import Progress
 from fcjax.simulation.rounds import Record, Stop
@@ -14,7 +16,7 @@ from fcjax.sweeps import metrics
 
 
 def finished(rng, num_rounds, num_devices, **labels):
-    """A made-up run, so long and with so many devices."""
+    """Returns the settings of a random run, and the run."""
     history = Record(
         **{
             field.name: rng.uniform(0.1, 0.9, (num_rounds, num_devices) if field.name in PER_DEVICE else num_rounds)
@@ -34,7 +36,7 @@ def finished(rng, num_rounds, num_devices, **labels):
         "devices": num_devices,
         "budget_s": 20.0,
     } | labels
-    return results.Finished(labels, history, 0.1, 2.3, Stop.BUDGET)
+    return labels, fcjax.Run(history, num_rounds, Score(0.1, 2.3), None, None, Stop.BUDGET)
 
 
 PER_DEVICE = ("scheduled", "share", "gain", "compute_s", "rho", "beta", "delta")
@@ -46,13 +48,13 @@ def test_runs_of_different_lengths_and_devices():
     dataset = results.to_dataset(runs, {"note": "x"})
     assert dict(dataset.sizes) == {"run": 3, "round": 7, "device": 6}
     assert dataset.attrs["note"] == "x"
-    np.testing.assert_array_equal(dataset.share.values[1, :3], runs[1].history.share)
+    np.testing.assert_array_equal(dataset.share.values[1, :3], runs[1][1].history.share)
     assert np.isnan(dataset.share.values[1, 3:]).all()
     assert np.isnan(dataset.share.values[0, :, 4:]).all()
     rows = results.summary(dataset)
     assert rows.rounds.tolist() == [7, 3, 0]
-    assert rows.mean_scheduled[0] == pytest.approx(runs[0].history.scheduled.sum(1).mean())
-    assert rows.best_accuracy[1] == runs[1].history.accuracy.max()
+    assert rows.mean_scheduled[0] == pytest.approx(runs[0][1].history.scheduled.sum(1).mean())
+    assert rows.best_accuracy[1] == runs[1][1].history.accuracy.max()
     # A run without a round has the model it began with.
     assert rows.best_accuracy[2] == rows.final_accuracy[2] == rows.tilde_accuracy[2] == pytest.approx(0.1)
     assert rows.elapsed_s[2] == 0
@@ -94,8 +96,8 @@ def test_interval_against_scipy():
 
 
 def test_accuracy_is_held_until_the_next_round_ends():
-    run = finished(np.random.default_rng(2), 3, 4)
-    dataset = results.to_dataset([run]).isel(run=[0])
+    labels, run = finished(np.random.default_rng(2), 3, 4)
+    dataset = results.to_dataset([(labels, run)])
     ends, accuracy = run.history.elapsed_s, run.history.accuracy
     times = np.array([0.0, ends[0], (ends[0] + ends[1]) / 2, ends[2], 100.0])
     np.testing.assert_allclose(

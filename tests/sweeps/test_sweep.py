@@ -54,6 +54,25 @@ def test_a_run_alone_and_in_a_sweep_of_twenty_has_the_same_bits(name, seed, twen
     assert select(twenty, policy=name, seed=seed).start_accuracy == alone.start.accuracy
 
 
+def test_a_run_becomes_the_data_set_of_a_sweep(twenty):
+    keys, experiment = jax.vmap(jax.random.key)(jnp.arange(2)), EXPERIMENT(budget_s=4.0)
+    runs = jax.vmap(lambda key: fcjax.simulate(key, policies.by_name("pf"), experiment))(keys)
+    settings = {"dataset": tiny.dataset().name, "policy": "pf", "distribution": "l1"}
+    dataset = fcjax.results.from_run(runs, experiment, **settings, kind=["a", "b"])
+    xr.testing.assert_equal(
+        dataset.isel(run=0).drop_vars("kind"),
+        select(twenty, policy="pf", seed=0).isel(round=slice(dataset.sizes["round"])),
+    )
+    assert dataset.kind.values.tolist() == ["a", "b"]
+    assert dataset.rounds.values.tolist() == runs.num_rounds.tolist()
+    rows = fcjax.results.summary(dataset)
+    np.testing.assert_array_equal(rows.best_accuracy, runs.best_accuracy)
+    one = fcjax.results.from_run(jax.tree.map(lambda leaf: leaf[1], runs), experiment, seed=1)
+    np.testing.assert_array_equal(fcjax.results.summary(one).best_accuracy, rows.best_accuracy[1:])
+    with pytest.raises(ValueError, match=r"seed must be one value, or one for each of 2 runs, got shape \(3,\)"):
+        fcjax.results.from_run(runs, experiment, seed=[1, 2, 3])
+
+
 def test_a_sweep_of_one_has_the_same_bits(twenty):
     one = fcjax.sweep("pf", seeds=[2], **SETTINGS).isel(run=0)
     other = select(twenty, policy="pf", seed=2)

@@ -105,10 +105,7 @@ def play(data: workload.Data, scheduled: int, seed: int, rounds: int, tick: work
             local_learning_rate=workload.LEARNING_RATE,
         ),
         model_eval_params=evaluation,
-        callbacks=[
-            CentralEvaluationCallback(PyTorchTensorDataset((test_x, test_y)), evaluation),
-            RoundEnd(tick),
-        ],
+        callbacks=[CentralEvaluationCallback(PyTorchTensorDataset((test_x, test_y)), evaluation), RoundEnd(tick)],
         send_metrics_to_platform=False,
     )
 
