@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fcjax import data, policies, presets
     from fcjax.learning import batches, models
-    from fcjax.policies.contract import check_policy
+    from fcjax.policies.contract import check_policy, random_context
     from fcjax.report import plots
-    from fcjax.runtime import programs
+    from fcjax.runtime import console, files, hardware, programs
     from fcjax.simulation.experiment import Experiment
     from fcjax.simulation.rounds import Stop
     from fcjax.simulation.simulate import Run, simulate
-    from fcjax.sweeps import metrics, results
-    from fcjax.sweeps.run import sweep
+    from fcjax.sweeps import archive, metrics, results
+    from fcjax.sweeps.grid import plan
+    from fcjax.sweeps.jobs import Job
+    from fcjax.sweeps.run import run_all, sweep
     from fcjax.theory import bounds
     from fcjax.types import Cell, Decision, Estimates, Observation, Policy, RoundContext, Training
     from fcjax.wireless import latency, radio
-    from fcjax.wireless.bandwidth import allocate
+    from fcjax.wireless.bandwidth import allocate, round_time
     from fcjax.wireless.lambertw import lambertw
     from fcjax.wireless.radio import required_share
     from fcjax.wireless.sets import fastest_sets
@@ -29,6 +31,7 @@ _WHERE = {
     "Decision": "types",
     "Estimates": "types",
     "Experiment": "simulation.experiment",
+    "Job": "sweeps.jobs",
     "Observation": "types",
     "Policy": "types",
     "RoundContext": "types",
@@ -36,22 +39,30 @@ _WHERE = {
     "Stop": "simulation.rounds",
     "Training": "types",
     "allocate": "wireless.bandwidth",
+    "archive": "sweeps",
     "batches": "learning",
     "bounds": "theory",
     "check_policy": "policies.contract",
+    "console": "runtime",
     "data": "",
     "fastest_sets": "wireless.sets",
+    "files": "runtime",
+    "hardware": "runtime",
     "lambertw": "wireless.lambertw",
     "latency": "wireless",
     "metrics": "sweeps",
     "models": "learning",
+    "plan": "sweeps.grid",
     "plots": "report",
     "policies": "",
     "presets": "",
     "programs": "runtime",
     "radio": "wireless",
+    "random_context": "policies.contract",
     "required_share": "wireless.radio",
     "results": "sweeps",
+    "round_time": "wireless.bandwidth",
+    "run_all": "sweeps.run",
     "simulate": "simulation.simulate",
     "sweep": "sweeps.run",
 }
@@ -60,6 +71,7 @@ __all__ = [
     "Decision",
     "Estimates",
     "Experiment",
+    "Job",
     "Observation",
     "Policy",
     "RoundContext",
@@ -67,22 +79,30 @@ __all__ = [
     "Stop",
     "Training",
     "allocate",
+    "archive",
     "batches",
     "bounds",
     "check_policy",
+    "console",
     "data",
     "fastest_sets",
+    "files",
+    "hardware",
     "lambertw",
     "latency",
     "metrics",
     "models",
+    "plan",
     "plots",
     "policies",
     "presets",
     "programs",
     "radio",
+    "random_context",
     "required_share",
     "results",
+    "round_time",
+    "run_all",
     "simulate",
     "sweep",
 ]

@@ -124,6 +124,7 @@ def parser(program: str = "fcjax sweep") -> argparse.ArgumentParser:
 
 
 def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
+    """Runs `fcjax sweep` with the given arguments and returns the exit code."""
     start = time.monotonic()
     args = parser(program).parse_args(argv)
     end_on_sigterm()

@@ -1,5 +1,6 @@
 """Tests run with rank promotion forbidden and warnings as errors; those that take `dtype` run in both precisions."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -35,7 +36,12 @@ def own_programs(tmp_path_factory):
 def no_programs_on_disk(monkeypatch):
     """Tests that call scripts in this process leave no programs in the user's cache."""
     keep = programs.keep_on_disk
-    monkeypatch.setattr(programs, "keep_on_disk", lambda folder=None: folder and keep(folder))
+
+    @functools.wraps(keep)
+    def keep_elsewhere(folder=None):
+        return folder and keep(folder)
+
+    monkeypatch.setattr(programs, "keep_on_disk", keep_elsewhere)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,3 +1,6 @@
+import ast
+import importlib
+import inspect
 import os
 import re
 import runpy
@@ -8,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fcjax
 from fcjax import data, results
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -72,12 +76,56 @@ def test_the_guide_lists_every_package():
             assert path.name.startswith("__") or f"`{name}`" in text or f"`fcjax/{name}`" in text, path
 
 
-def test_only_public_names_are_used_outside():
-    """Neither experiments nor examples import a private name of fcjax."""
-    for path in (*(README.parent / "experiments").rglob("*.py"), *(README.parent / "examples").glob("*.py")):
-        imports = re.findall(r"^\s*from fcjax\S* import (.+)$", path.read_text(), flags=re.MULTILINE)
-        private = [name for names in imports for name in re.findall(r"\b_\w+", names)]
-        assert not private, f"{path}: {private}"
+SCRIPTS = sorted([*(README.parent / "experiments").rglob("*.py"), *(README.parent / "examples").glob("*.py")])
+OF_INTERNALS = ("benchmarks", "robustness")  # these may use documented names of any module
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_scripts_use_public_and_documented_names(path):
+    tree = ast.parse(path.read_text())
+    modules = {}  # local name -> module of fcjax
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.asname or alias.name: fcjax for alias in node.names if alias.name == "fcjax"}
+            assert not any(alias.name.startswith("fcjax.") for alias in node.names), "import names of fcjax itself"
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "fcjax":
+            home = importlib.import_module(node.module)
+            for alias in node.names:
+                found = getattr(home, alias.name, None) or importlib.import_module(f"{node.module}.{alias.name}")
+                is_public = node.module == "fcjax" and alias.name in fcjax.__all__
+                assert is_public or set(OF_INTERNALS) & set(path.parts) or node.module == "fcjax.cli", alias.name
+                assert_documented(alias.name, found)
+                if inspect.ismodule(found):
+                    modules[alias.asname or alias.name] = found
+    for node in ast.walk(tree):
+        names = []
+        while isinstance(node, ast.Attribute):
+            names, node = [node.attr, *names], node.value
+        if isinstance(node, ast.Name) and node.id in modules:
+            found = modules[node.id]
+            for name in names:
+                if not inspect.ismodule(found):
+                    break
+                assert found is not fcjax or name in (*fcjax.__all__, "__version__"), name
+                found = getattr(found, name)
+                assert_documented(name, found)
+
+
+def assert_documented(name, found):
+    assert not name.startswith("_") or name == "__version__"
+    assert inspect.getdoc(found) or not callable(found), f"{name} has no docstring"
+
+
+@pytest.mark.parametrize("name", fcjax.__all__)
+def test_public_names_are_documented(name):
+    found = getattr(fcjax, name)
+    assert_documented(name, found)
+    if not inspect.ismodule(found):
+        return
+    for inside in getattr(found, "__all__", vars(found)):
+        value = getattr(found, inside)
+        if not inside.startswith("_") and inspect.isfunction(value) and value.__module__ == found.__name__:
+            assert value.__doc__, f"{name}.{inside} has no docstring"
 
 
 SBATCH = """#!/bin/sh

@@ -11,7 +11,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 
-from fcjax.runtime.hardware import num_cores
+from fcjax import hardware
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -26,7 +26,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 def machine() -> str:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "numpy"))
-    return f"Python {platform.python_version()}, {versions}; {platform.machine()}, {num_cores()} cores"
+    return f"Python {platform.python_version()}, {versions}; {platform.machine()}, {hardware.num_cores()} cores"
 
 
 def in_turns(cases: Mapping[str, Callable[[], float]], repetitions: int) -> dict[str, float]:

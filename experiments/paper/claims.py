@@ -18,13 +18,10 @@ import xarray as xr
 from reproduction import POLICIES, RADII_M, Block, Study, grid, main
 from verdicts import FAILS, HOLDS, UNDECIDED
 
-from fcjax import policies
-from fcjax.data import Dataset
-from fcjax.runtime.console import leave
-from fcjax.sweeps.jobs import Job
+from fcjax import Job, console, data, policies
 
 
-def plan(loaded: Dataset, seeds: int) -> list[Job]:
+def plan(loaded: data.Dataset, seeds: int) -> list[Job]:
     jobs = grid(loaded, POLICIES, seeds, radius_m=RADII_M)
     jobs += figure2.plan(loaded, seeds) + figure4.plan(loaded, seeds)
     if loaded.name == "mnist":
@@ -63,4 +60,4 @@ def traced(job: Job) -> bool:
 STUDY = Study("claims", __doc__, plan, evaluate, show, None, traced=traced)
 
 if __name__ == "__main__":
-    leave(main(STUDY))
+    console.leave(main(STUDY))

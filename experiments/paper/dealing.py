@@ -18,13 +18,11 @@ The test, on seeds 0 to 4, narrowly failed to confirm the rule. It is not repeat
 import numpy as np
 import pandas as pd
 import xarray as xr
-from reproduction import COLOURS, PERCENT, POLICIES, RADII_M, Block, Study, grid, main, plt, summary
+from reproduction import PERCENT, POLICIES, RADII_M, Block, Study, grid, main, plt, summary
 from table3 import CELL, beside_published
 from verdicts import Range, mean_of, resampled
 
-from fcjax.data import Dataset
-from fcjax.runtime.console import leave
-from fcjax.sweeps.jobs import Job
+from fcjax import Job, console, data, plots
 
 FEW = ("rd", "pf", "cs-l", "as-l")
 # Cells at R = 200 m that were not used to find the rule; at the other radii none were used.
@@ -32,7 +30,7 @@ HELD_OUT_AT_200 = {"l2": ("rd", "cs-h", "as-l", "as-h"), "l5": ("rd", "cs-h", "a
 DISTINCT, SHUFFLED = "distinct", "shuffled"
 
 
-def plan(loaded: Dataset, seeds: int) -> list[Job]:
+def plan(loaded: data.Dataset, seeds: int) -> list[Job]:
     if loaded.name != "cifar10":
         raise ValueError(f"the held-out cells are CIFAR-10's: use --dataset cifar10, got {loaded.name}")
     jobs = []
@@ -128,10 +126,10 @@ def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
         at = np.arange(len(here))
         error = np.stack([here.change - here.change_low, here.change_high - here.change])
         axes.errorbar(
-            here.change, at, xerr=error, fmt="o", ms=4, capsize=2, color=COLOURS[0], label="paired change, 95%"
+            here.change, at, xerr=error, fmt="o", ms=4, capsize=2, color=plots.COLOURS[0], label="paired change, 95%"
         )
         off = here.published_percent - here.distinct_percent
-        axes.plot(off, at, "x", color=COLOURS[1], label="change that would meet the published value")
+        axes.plot(off, at, "x", color=plots.COLOURS[1], label="change that would meet the published value")
         axes.axvline(0, color="k", lw=0.8)
         axes.set_yticks(at, [f"{r.policy}, {r.radius_m:g} m" for _, r in here.iterrows()])
         axes.invert_yaxis()
@@ -143,4 +141,4 @@ def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
 STUDY = Study("dealing", __doc__, plan, evaluate, show, draw)
 
 if __name__ == "__main__":
-    leave(main(STUDY))
+    console.leave(main(STUDY))

@@ -8,16 +8,14 @@ import pandas as pd
 import xarray as xr
 from reproduction import PERCENT, Block, Study, colours, grid, main, mean_text, means, plt, stated, summary
 
-from fcjax.data import Dataset
-from fcjax.runtime.console import leave
-from fcjax.sweeps.jobs import Job
+from fcjax import Job, console, data
 
 PHIS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 ERRORS = {0.1: "o", 0.2: "^"}  # and their markers
 PHIS_WITH_ERRORS = PHIS[::3]
 
 
-def plan(loaded: Dataset, seeds: int) -> list[Job]:
+def plan(loaded: data.Dataset, seeds: int) -> list[Job]:
     jobs = grid(loaded, "fc", seeds, phi=PHIS)
     for alpha in ERRORS:
         jobs += grid(loaded, "fc", seeds, phi=PHIS_WITH_ERRORS, alpha=alpha)
@@ -64,4 +62,4 @@ def draw(results: xr.Dataset, points: pd.DataFrame) -> plt.Figure:
 STUDY = Study("figure2", __doc__, plan, evaluate, show, draw)
 
 if __name__ == "__main__":
-    leave(main(STUDY))
+    console.leave(main(STUDY))

@@ -7,11 +7,9 @@ scheduled devices, and the estimates of rho, beta and delta, averaged over devic
 import numpy as np
 import pandas as pd
 import xarray as xr
-from reproduction import Block, Study, colours, grid, interval, main, plt
+from reproduction import Block, Study, colours, grid, main, plt
 
-from fcjax.data import Dataset
-from fcjax.runtime.console import leave
-from fcjax.sweeps.jobs import Job
+from fcjax import Job, console, data, metrics
 
 TRACES = {
     "accuracy": "accuracy",
@@ -26,7 +24,7 @@ TRACES = {
 PANELS = (("accuracy", "tilde_accuracy"), ("loss", "tilde_loss"), ("scheduled",), ("rho",), ("beta",), ("delta",))
 
 
-def plan(loaded: Dataset, seeds: int) -> list[Job]:
+def plan(loaded: data.Dataset, seeds: int) -> list[Job]:
     return grid(loaded, "fc", seeds)
 
 
@@ -43,7 +41,9 @@ def evaluate(results: xr.Dataset) -> pd.DataFrame:
         columns: dict[str, object] = {"dataset": results.dataset.values[0], "distribution": name}
         columns |= {"round": np.arange(1, num_rounds + 1), "seeds": runs.sizes["run"]}
         for trace in TRACES:
-            columns[trace], columns[f"{trace}_half"] = interval(runs[trace].values[:, :num_rounds].astype(float))
+            columns[trace], columns[f"{trace}_half"] = metrics.interval(
+                runs[trace].values[:, :num_rounds].astype(float)
+            )
         frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True)
 
@@ -89,4 +89,4 @@ def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
 STUDY = Study("figure3", __doc__, plan, evaluate, show, draw, traced=lambda job: True)
 
 if __name__ == "__main__":
-    leave(main(STUDY))
+    console.leave(main(STUDY))

@@ -7,14 +7,12 @@ import pandas as pd
 import xarray as xr
 from reproduction import PERCENT, Block, Study, colours, grid, main, mean_text, means, plt, summary
 
-from fcjax.data import Dataset
-from fcjax.runtime.console import leave
-from fcjax.sweeps.jobs import Job
+from fcjax import Job, console, data
 
 NUMBERS = range(1, 21)
 
 
-def plan(loaded: Dataset, seeds: int) -> list[Job]:
+def plan(loaded: data.Dataset, seeds: int) -> list[Job]:
     return grid(loaded, [*(f"fixed-{n}" for n in NUMBERS), "fc", "exact", "centralized"], seeds)
 
 
@@ -64,4 +62,4 @@ def draw(results: xr.Dataset, points: pd.DataFrame) -> plt.Figure:
 STUDY = Study("figure4", __doc__, plan, evaluate, show, draw)
 
 if __name__ == "__main__":
-    leave(main(STUDY))
+    console.leave(main(STUDY))

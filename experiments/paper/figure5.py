@@ -15,7 +15,6 @@ from reproduction import (
     colours,
     distributions,
     grid,
-    interval,
     main,
     mean_text,
     means,
@@ -24,16 +23,13 @@ from reproduction import (
 )
 from verdicts import resampled
 
-from fcjax.data import Dataset
-from fcjax.report.plots import held
-from fcjax.runtime.console import leave
-from fcjax.sweeps.jobs import Job
+from fcjax import Job, console, data, metrics, plots
 
 LEVEL = {"mnist": 0.8, "cifar10": 0.4}  # accuracy whose time is reported; the paper's on MNIST
 SETTING = ("radius_m", "distribution")
 
 
-def plan(loaded: Dataset, seeds: int) -> list[Job]:
+def plan(loaded: data.Dataset, seeds: int) -> list[Job]:
     uneven, *_, even = distributions(loaded.name)
     return grid(loaded, POLICIES, seeds, radius_m=600.0, distribution=uneven) + grid(
         loaded, POLICIES, seeds, radius_m=200.0, distribution=even
@@ -43,7 +39,7 @@ def plan(loaded: Dataset, seeds: int) -> list[Job]:
 def curves(runs: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Returns times, and the accuracy of each run at these times, (run, time)."""
     times = np.linspace(0, float(runs.budget_s[0]), 1201)
-    return times, np.stack([held(run, times) for _, run in runs.groupby("run")])
+    return times, np.stack([plots.held(run, times) for _, run in runs.groupby("run")])
 
 
 def time_to(level: float, times: np.ndarray, curve: np.ndarray) -> float:
@@ -93,7 +89,7 @@ def draw(results: xr.Dataset, cells: pd.DataFrame) -> plt.Figure:
         for name, colour in policies.items():
             runs = results.isel(run=((results.policy == name) & (results.radius_m == radius_m)).values)
             times, values = curves(runs)
-            mean, half = interval(values)
+            mean, half = metrics.interval(values)
             lines.plot(times, mean, color=colour, lw=1.1, label=name, zorder=4 if name == "fc" else 3)
             lines.fill_between(times, mean - half, mean + half, color=colour, alpha=0.12, linewidth=0)
         lines.set(xlabel="simulated time (s)", ylabel="test accuracy", ylim=(0, None))
@@ -114,4 +110,4 @@ def draw(results: xr.Dataset, cells: pd.DataFrame) -> plt.Figure:
 STUDY = Study("figure5", __doc__, plan, evaluate, show, draw)
 
 if __name__ == "__main__":
-    leave(main(STUDY))
+    console.leave(main(STUDY))

@@ -22,13 +22,7 @@ from table3 import CELL, beside_published
 from verdicts import Range, mean_of, resampled
 
 import fcjax
-from fcjax import Policy, models, policies
-from fcjax.data import Dataset
-from fcjax.runtime.console import leave
-from fcjax.simulation.experiment import Experiment
-from fcjax.sweeps.jobs import Job
-from fcjax.types import Decision
-from fcjax.wireless.bandwidth import round_time
+from fcjax import Decision, Experiment, Job, Policy, console, data, models, policies, round_time
 
 PRESET = "preset"
 
@@ -204,7 +198,7 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--only", nargs="+", choices=words, default=words, help="some of the hypotheses (default: all)")
 
 
-def plan(loaded: Dataset, seeds: int, only: Sequence[str] | None = None) -> list[Job]:
+def plan(loaded: data.Dataset, seeds: int, only: Sequence[str] | None = None) -> list[Job]:
     changed, unchanged = [], {}
     for hypothesis in ALL:
         if only is not None and hypothesis.word not in only:
@@ -307,4 +301,4 @@ def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
 STUDY = Study("hypotheses", __doc__, plan, evaluate, show, draw, options=options)
 
 if __name__ == "__main__":
-    leave(main(STUDY))
+    console.leave(main(STUDY))

@@ -1,7 +1,7 @@
 """The ledger: a short record of every run of the reproduction, committed with its tables and figures.
 
 OUT/runs_DATASET.nc has one row per run, under the fingerprint of everything the run depends on (see
-`fcjax.sweeps.archive`): its settings, its summary, and the accuracy and simulated time of every round. It also has the
+`fcjax.archive`): its settings, its summary, and the accuracy and simulated time of every round. It also has the
 other traces of runs that a study plots. A study only executes runs that the ledger lacks. A clone can therefore rebuild
 every table without training, and you can inspect single runs:
 
@@ -17,12 +17,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from fcjax import results
-from fcjax.runtime import files
-from fcjax.sweeps.archive import Fingerprints
-from fcjax.sweeps.executor import workers_for
-from fcjax.sweeps.jobs import Job
-from fcjax.sweeps.run import run_all
+from fcjax import Job, archive, files, results, run_all
 
 COMMITTED = Path(__file__).parents[1] / "results" / "paper"
 CURVES = ("accuracy", "elapsed_s")  # (run, round)
@@ -47,19 +42,18 @@ def collect(jobs: Sequence[Job], out: Path, name: str, *, traced: Callable[[Job]
     sources = (path,) if fresh else (path, COMMITTED / path.name)
     known = merged([load(source) for source in dict.fromkeys(sources) if source.exists()])
     has = {} if known is None else dict(zip(known.fingerprint.values, known.traced.values, strict=True))
-    fingerprint = Fingerprints()
+    fingerprint = archive.Fingerprints()
     jobs = [replace(job, labels=job.labels | {"fingerprint": fingerprint(job)}) for job in jobs]
     missing = [job for job in jobs if has.get(job.labels["fingerprint"], -1) < traced(job)]
     num_kept = len(jobs) - len(missing)
-    with workers_for(len(missing), None) as client:
-        for start in range(0, len(missing), _AT_A_TIME):
-            part = missing[start : start + _AT_A_TIME]
-            done = run_all(part, client=client, keep=out / "runs", progress=True)
-            known = merged([brief(done, {job.labels["fingerprint"] for job in part if traced(job)}), known])
-            num_kept += int(done.kept)
-            save(known, path)
-            if not done.complete:
-                raise KeyboardInterrupt
+    for start in range(0, len(missing), _AT_A_TIME):
+        part = missing[start : start + _AT_A_TIME]
+        done = run_all(part, keep=out / "runs", progress=True)
+        known = merged([brief(done, {job.labels["fingerprint"] for job in part if traced(job)}), known])
+        num_kept += int(done.kept)
+        save(known, path)
+        if not done.complete:
+            raise KeyboardInterrupt
     assert known is not None
     place = {word: number for number, word in enumerate(known.fingerprint.values)}
     rows = known.isel(run=[place[job.labels["fingerprint"]] for job in jobs])

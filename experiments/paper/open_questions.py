@@ -27,12 +27,7 @@ from reproduction import (
     variants,
 )
 
-from fcjax import Policy, policies
-from fcjax.data import Dataset
-from fcjax.runtime.console import leave
-from fcjax.simulation.experiment import Experiment
-from fcjax.sweeps.jobs import Job
-from fcjax.types import Estimates
+from fcjax import Estimates, Experiment, Job, Policy, console, data, policies
 
 
 def _starting_at(experiment: Experiment, *values: float) -> Experiment:
@@ -78,7 +73,7 @@ WITH_ALL = ("delta beside the mean of all", "the same, starting at 10")  # these
 CHOICES = ("reported", "test set", "test set, at once")
 
 
-def plan(loaded: Dataset, seeds: int) -> list[Job]:
+def plan(loaded: data.Dataset, seeds: int) -> list[Job]:
     usual = variants(loaded, {way: WAYS[way] for way in WAYS if way not in WITH_ALL}, "fc", seeds)
     return usual + variants(loaded, {way: WAYS[way] for way in WITH_ALL}, {"fc": corrected()}, seeds)
 
@@ -157,4 +152,4 @@ def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
 STUDY = Study("open_questions", __doc__, plan, evaluate, show, draw, traced=lambda job: True)
 
 if __name__ == "__main__":
-    leave(main(STUDY))
+    console.leave(main(STUDY))

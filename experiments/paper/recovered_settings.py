@@ -25,11 +25,7 @@ from reproduction import (
     variants,
 )
 
-from fcjax import models
-from fcjax.data import Dataset
-from fcjax.runtime.console import leave
-from fcjax.simulation.experiment import Experiment
-from fcjax.sweeps.jobs import Job
+from fcjax import Experiment, Job, console, data, models
 
 
 def _radio(experiment: Experiment, **changes: float) -> Experiment:
@@ -47,21 +43,21 @@ def _momentum(experiment: Experiment, momentum: float) -> Experiment:
 
 def _labels(experiment: Experiment, step: Callable[[int, int], int]) -> Experiment:
     """Deals the same samples again: device i gets label i, modulo the number of labels, and others in steps from it."""
-    data = experiment.data
-    held = np.concatenate([row[:size] for row, size in zip(data.indices, data.sizes, strict=True)])
-    labels = np.asarray(data.y)[held]
+    local = experiment.data
+    held = np.concatenate([row[:size] for row, size in zip(local.indices, local.sizes, strict=True)])
+    labels = np.asarray(local.y)[held]
     num_labels = int(labels.max()) + 1
-    per_device = np.unique(labels[: data.sizes[0]]).size
+    per_device = np.unique(labels[: local.sizes[0]]).size
     if per_device in (1, num_labels):
         return experiment  # there is only one way
-    shard_size = data.sizes[0] // per_device
+    shard_size = local.sizes[0] // per_device
     pools = [list(held[labels == label].reshape(-1, shard_size)) for label in range(num_labels)]
     strides = step(num_labels, per_device) * np.arange(per_device)
     rows = [
-        np.concatenate([pools[(device + s) % num_labels].pop() for s in strides]) for device in range(len(data.sizes))
+        np.concatenate([pools[(device + s) % num_labels].pop() for s in strides]) for device in range(len(local.sizes))
     ]
     shuffled = np.random.default_rng(0).permuted(np.stack(rows), axis=1)
-    return dataclasses.replace(experiment, data=data._replace(indices=shuffled.astype(np.int32)))
+    return dataclasses.replace(experiment, data=local._replace(indices=shuffled.astype(np.int32)))
 
 
 WAYS = {
@@ -78,7 +74,7 @@ WAYS = {
 RADII_M = (600.0, 1000.0)
 
 
-def plan(loaded: Dataset, seeds: int) -> list[Job]:
+def plan(loaded: data.Dataset, seeds: int) -> list[Job]:
     # On CIFAR-10 this is what the preset does.
     ways = {way: change for way, change in WAYS.items() if (loaded.name, way) != ("cifar10", "pixels from -1 to 1")}
     return variants(loaded, ways, POLICIES, seeds, radius_m=RADII_M)
@@ -129,4 +125,4 @@ def draw(results: xr.Dataset, rows: pd.DataFrame) -> plt.Figure:
 STUDY = Study("recovered_settings", __doc__, plan, evaluate, show, draw)
 
 if __name__ == "__main__":
-    leave(main(STUDY))
+    console.leave(main(STUDY))

@@ -27,18 +27,12 @@ import pandas as pd
 import xarray as xr
 
 import fcjax
-from fcjax import presets
-from fcjax.report.plots import COLOURS, STYLE
-from fcjax.runtime.console import Block, as_text, check_writable, end_on_sigterm, warnings_as_lines
-from fcjax.runtime.files import write_whole
-from fcjax.runtime.hardware import use_one_thread
-from fcjax.simulation.experiment import Experiment
-from fcjax.sweeps.grid import plan
-from fcjax.sweeps.jobs import Job
-from fcjax.sweeps.metrics import interval
+from fcjax import Experiment, Job, console, files, hardware, metrics, plan, plots, presets
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+
+Block = console.Block
 
 # The paper's distributions, from the least even to the most even.
 DISTRIBUTIONS = {"mnist": ("l1", "l2", "iid"), "cifar10": ("l2", "l5", "iid")}
@@ -140,7 +134,7 @@ def means(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.D
     for setting, runs in rows.groupby(list(by), sort=False, dropna=False):
         cell = dict(zip(by, setting, strict=True)) | {"seeds": len(runs)}
         for column in columns:
-            mean, half = interval(runs[column].to_numpy(float))
+            mean, half = metrics.interval(runs[column].to_numpy(float))
             cell |= {column: float(mean), f"{column}_half": float(half)}
         cells.append(cell)
     return pd.DataFrame(cells)
@@ -166,7 +160,7 @@ def mean_text(cell: Any, column: str, digits: int = 1) -> str:
 
 def colours(names: Sequence[str]) -> dict[str, str]:
     """Assigns colours that colour-blind people can distinguish."""
-    return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    return {name: plots.COLOURS[number % len(plots.COLOURS)] for number, name in enumerate(names)}
 
 
 def parser(study: Study) -> argparse.ArgumentParser:
@@ -202,20 +196,20 @@ command to resume.""",
 def main(study: Study, argv: Sequence[str] | None = None) -> int:
     """Runs a study from the command line and returns the exit code."""
     args = parser(study).parse_args(argv)
-    end_on_sigterm()
+    console.end_on_sigterm()
     options = {k: v for k, v in vars(args).items() if k not in ("seeds", "dataset", "out", "fresh")}
     command = shlex.join(["python", f"experiments/paper/{study.name}.py", *(sys.argv[1:] if argv is None else argv)])
-    with warnings_as_lines():
+    with console.warnings_as_lines():
         try:
             if args.seeds < 1:
                 raise ValueError(f"--seeds must be 1 or more, got {args.seeds}")
-            check_writable(args.out)
-            check_writable(args.out / "runs")
+            console.check_writable(args.out)
+            console.check_writable(args.out / "runs")
             for dataset in args.dataset:
                 start = time.monotonic()
                 results = collect(study, dataset, args.seeds, args.out, fresh=args.fresh, **options)
                 rows = write(study, results, args.out, dataset, command)
-                print(f"\n{as_text(study.show(rows))}\n")
+                print(f"\n{console.as_text(study.show(rows))}\n")
                 runs = f"{results.sizes['run']} runs, of which {results.kept} had been done before"
                 seconds = time.monotonic() - start
                 where = f"{args.out}/{study.name}_{dataset}.*"
@@ -231,7 +225,7 @@ def main(study: Study, argv: Sequence[str] | None = None) -> int:
 
 def collect(study: Study, dataset: str, seeds: int, out: Path, *, fresh: bool = False, **options: Any) -> xr.Dataset:
     """Returns the records of a study's runs; executes those that the ledger lacks."""
-    use_one_thread()
+    hardware.use_one_thread()
     jobs = study.plan(fcjax.data.load(dataset), seeds, **options)
     return ledger.collect(jobs, out, dataset, traced=study.traced, fresh=fresh)
 
@@ -241,14 +235,14 @@ def write(study: Study, results: xr.Dataset, out: Path, dataset: str, command: s
     rows = study.evaluate(results)
     stem = f"{study.name}_{dataset}"
     text = rows.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-    write_whole(out / f"{stem}.csv", lambda part: Path(part).write_text(text))
+    files.write_whole(out / f"{stem}.csv", lambda part: Path(part).write_text(text))
     if study.draw is not None:
-        with plt.rc_context(STYLE):
+        with plt.rc_context(plots.STYLE):
             figure = study.draw(results, rows)
-            write_whole(out / f"{stem}.png", figure.savefig)
+            files.write_whole(out / f"{stem}.png", figure.savefig)
         plt.close(figure)
     about = provenance(results, command)
-    write_whole(out / f"{stem}.json", lambda part: Path(part).write_text(json.dumps(about, indent=1) + "\n"))
+    files.write_whole(out / f"{stem}.json", lambda part: Path(part).write_text(json.dumps(about, indent=1) + "\n"))
     return rows
 
 

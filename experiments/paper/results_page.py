@@ -24,7 +24,7 @@ import table3
 from reproduction import as_markdown
 from verdicts import FAILS, HOLDS, UNDECIDED
 
-from fcjax.runtime.files import write_whole
+from fcjax import files
 
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 # Studies and their headings. The tables of the figures are long, hence folded.
@@ -40,6 +40,7 @@ STUDIES = (
     (open_questions.STUDY, "### {}"),
     (hypotheses.STUDY, "### {}"),
 )
+
 FOLDED = ("figure2", "figure3", "figure4", "figure5")
 
 
@@ -138,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         text = page(folder)
-        write_whole(folder / "README.md", lambda part: Path(part).write_text(text))
+        files.write_whole(folder / "README.md", lambda part: Path(part).write_text(text))
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

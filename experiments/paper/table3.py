@@ -13,9 +13,7 @@ import pandas as pd
 import xarray as xr
 from reproduction import PERCENT, POLICIES, RADII_M, Block, Study, grid, main, mean_text, means, plt, published, summary
 
-from fcjax.data import Dataset
-from fcjax.runtime.console import leave
-from fcjax.sweeps.jobs import Job
+from fcjax import Job, console, data
 
 EXTRA = ("exact", "fixed-best", "as-written")
 # These are twenty more policies per radius; on CIFAR-10 each radius takes most of an hour.
@@ -36,7 +34,7 @@ def options(p: argparse.ArgumentParser) -> None:
     )
 
 
-def plan(loaded: Dataset, seeds: int, extra: tuple[str, ...] = EXTRA, extra_seeds: int | None = None) -> list[Job]:
+def plan(loaded: data.Dataset, seeds: int, extra: tuple[str, ...] = EXTRA, extra_seeds: int | None = None) -> list[Job]:
     further = seeds if extra_seeds is None else extra_seeds
     jobs = grid(loaded, POLICIES, seeds, radius_m=RADII_M)
     if "exact" in extra:
@@ -212,4 +210,4 @@ def draw(results: xr.Dataset, cells: pd.DataFrame) -> plt.Figure:
 STUDY = Study("table3", __doc__, plan, evaluate, show, draw, options=options)
 
 if __name__ == "__main__":
-    leave(main(STUDY))
+    console.leave(main(STUDY))

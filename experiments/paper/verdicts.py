@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from noise import PUBLISHED_TRIALS
 
-from fcjax.sweeps.metrics import interval
+from fcjax import metrics
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 RESAMPLES = 2000
@@ -26,7 +26,7 @@ class Range:
 
 def mean_of(values: np.ndarray) -> Range:
     """Returns the mean of values of independent seeds, with Student's t interval."""
-    mean, half = (float(x) for x in interval(np.asarray(values, float)))
+    mean, half = (float(x) for x in metrics.interval(np.asarray(values, float)))
     return Range(mean, mean - half, mean + half)
 
 

@@ -16,7 +16,6 @@ from tqdm.auto import tqdm
 
 import fcjax
 from fcjax import policies, radio
-from fcjax.policies import contract
 
 BATCH = 500
 
@@ -41,7 +40,7 @@ def main(argv: list[str] | None = None) -> list[float]:
         )
 
         def one(key):
-            context = contract.random_context(key, cell, fcjax.Training())
+            context = fcjax.random_context(key, cell, fcjax.Training())
             found = []
             for policy in (policies.fast_converge(phi), policies.exact(phi)):
                 _, decision = policy.select(key, policy.init(cell), context)

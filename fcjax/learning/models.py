@@ -39,6 +39,7 @@ class Model(NamedTuple):
 
 
 def num_parameters(model: Model) -> int:
+    """Returns the number of a model's parameters."""
     return _count(jax.eval_shape(model.init, jax.random.key(0)))
 
 

@@ -9,10 +9,12 @@ from fcjax.runtime import programs
 
 
 def num_cores() -> int:
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def is_accelerated() -> bool:
+    """Returns whether JAX computes on accelerators."""
     return jax.default_backend() != "cpu"
 
 

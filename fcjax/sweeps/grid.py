@@ -54,20 +54,23 @@ class _Entry(NamedTuple):
 
 
 def plan(
-    policy: str | Sequence[str] | Mapping[str, Policy],
+    policy: str | Sequence[str] | Mapping[str, Policy] = "fc",
     *,
-    dataset: str | data.Dataset,
-    distribution: str | Sequence[str],
-    radius_m: float | Sequence[float],
-    phi: float | Sequence[float],
-    budget_s: float | Sequence[float] | None,
-    num_devices: int | Sequence[int],
-    seeds: int | Iterable[int],
-    preset: Callable[..., Experiment],
+    dataset: str | data.Dataset = "mnist",
+    distribution: str | Sequence[str] = "l1",
+    radius_m: float | Sequence[float] = 600.0,
+    phi: float | Sequence[float] = 0.05,
+    budget_s: float | Sequence[float] | None = None,
+    num_devices: int | Sequence[int] = 20,
+    seeds: int | Iterable[int] = 5,
     axes: Mapping[str, Any] | None = None,
+    preset: Callable[..., Experiment] = presets.shi2020,
     progress: bool = False,
 ) -> list[Job]:
-    """Plans and checks all runs of a sweep."""
+    """Plans and checks the runs of a sweep, for `fcjax.run_all`. The arguments are those of `fcjax.sweep`.
+
+    Plan several grids and join the lists to run an irregular sweep as one.
+    """
     built_in = {"distribution": distribution, "radius_m": radius_m, "budget_s": budget_s, "num_devices": num_devices}
     if not callable(preset):
         raise ValueError(f"preset must be a function that makes an Experiment, got {preset!r}")

@@ -16,9 +16,15 @@ from fcjax.types import Policy
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """A planned run."""
+    """A planned run.
 
-    labels: dict[str, Any]  # its settings
+    Attributes:
+      labels: its settings, which become coordinates of the results.
+      policy: its policy.
+      make: makes its experiment.
+    """
+
+    labels: dict[str, Any]
     policy: Policy
     make: Callable[[], Experiment]
 

@@ -84,7 +84,7 @@ def sweep(
     with executor.workers_for(most_runs(policy, **grid), workers, client) as client:  # they start during the plan
         jobs = plan(policy, **grid, dataset=dataset, preset=preset, progress=progress)
         how: dict[str, Any] = {"side_by_side": side_by_side, "about": about, "progress": progress}
-        return run_all(jobs, client=client, keep=keep, out=out, **how)
+        return run_all(jobs, client=client, keep=keep, out=out, workers=workers, **how)
 
 
 def run_all(
@@ -93,11 +93,12 @@ def run_all(
     client: "Client | None" = None,
     keep: str | os.PathLike | None = None,
     out: str | os.PathLike | None = None,
+    workers: int | None = None,
     side_by_side: int | None = None,
     about: Mapping[str, Any] | None = None,
     progress: bool = False,
 ) -> xr.Dataset:
-    """Executes the runs that `keep` does not hold yet and returns all runs in order; see `sweep`."""
+    """Executes runs of `fcjax.plan` that `keep` does not hold yet and returns all runs in order; see `sweep`."""
     keep, out, about = _path("keep", keep), _path("out", out), _attributes(about)
     if out is not None and keep is None:
         raise ValueError("out needs keep, the folder of finished runs that it is written from")
@@ -113,16 +114,13 @@ def run_all(
                 finished.find(job)
                 shown.update(number, number)
     num_kept = len(finished)
+    missing = [job for job in jobs if job not in finished]
+    how: dict[str, Any] = {"clock": clock, "side_by_side": side_by_side, "progress": progress}
     interrupted = False
     try:
-        for job, run in executor.execute(
-            [job for job in jobs if job not in finished],
-            client=client,
-            clock=clock,
-            side_by_side=side_by_side,
-            progress=progress,
-        ):
-            finished.add(job, run)
+        with executor.workers_for(len(missing), workers, client) as client:
+            for job, run in executor.execute(missing, client=client, **how):
+                finished.add(job, run)
     except KeyboardInterrupt:
         if not len(finished):
             raise

@@ -195,7 +195,7 @@ def test_cells_stand_beside_the_published_ones():
     np.testing.assert_allclose(cells[f"{PERCENT}_half"]["pf"], half)
     apart = table3.beside_chance(cells.reset_index())["all"]
     np.testing.assert_allclose([apart.cells, apart.found, apart.bias], [2, 0.55, -0.05])
-    shown = reproduction.as_text(table3.show(cells.reset_index()))
+    shown = fcjax.console.as_text(table3.show(cells.reset_index()))
     assert "Mean absolute difference to the 2 published cells: 0.55 points" in shown
 
 
@@ -226,7 +226,7 @@ def verdicts_on(dataset, seeds, accuracy_of, number_of):
         accuracy = accuracy_of(job.labels) + rng.uniform(0, 1e-4)
         runs.append(made_up(job.labels, accuracy, number_of(job.labels), rounds=6))
     rows = claims.evaluate(ledger.brief(fcjax.results.to_dataset(runs)))
-    assert f"{len(rows)} statements at {seeds} seeds" in reproduction.as_text(claims.show(rows))
+    assert f"{len(rows)} statements at {seeds} seeds" in fcjax.console.as_text(claims.show(rows))
     return dict(zip(rows.statement, rows.verdict, strict=True))
 
 
@@ -337,7 +337,7 @@ def test_predictions_on_dealing(few, verdicts):
     rows = dealing.evaluate(relabelled(dealing.plan(clouds("cifar10"), 3), accuracy))
     assert (rows.what == "cell").sum() == 7 * 4 + 3 + 4
     assert [holds for *_, holds in dealing.predictions(rows)] == verdicts
-    assert ("-2.00" in reproduction.as_text(dealing.show(rows))) == (few > 0)
+    assert ("-2.00" in fcjax.console.as_text(dealing.show(rows))) == (few > 0)
 
 
 def test_dealing_is_tested_on_cifar10_alone():
@@ -369,7 +369,7 @@ def test_hypotheses_are_judged_by_their_predictions():
     others = rows.drop(better.name)
     assert list(others.holds) == [h.sign == 0 for h in hypotheses.ALL if h is not better]
     np.testing.assert_allclose(others.apart_change, 0, atol=1e-5)
-    shown = reproduction.as_text(hypotheses.show(rows.reset_index()))
+    shown = fcjax.console.as_text(hypotheses.show(rows.reset_index()))
     assert f"8 hypotheses at 3 seeds. Nearer to the published cells beyond noise: {better.name}." in shown
 
 
@@ -455,7 +455,7 @@ def test_a_page_of_nothing(tmp_path, capsys):
 
 def test_tables_as_text_and_as_markdown():
     blocks = [[["policy", "n"], ["fc", "5"], ["centralized", "12"]], "Of w~."]
-    assert reproduction.as_text(blocks) == "policy        n\nfc            5\ncentralized  12\n\nOf w~."
+    assert fcjax.console.as_text(blocks) == "policy        n\nfc            5\ncentralized  12\n\nOf w~."
     assert reproduction.as_markdown(blocks).splitlines() == [
         "| policy | n |",
         "| --- | --- |",
