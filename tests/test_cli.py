@@ -14,6 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 from fcjax import cli, data, policies, results
+from fcjax.report import output
 from fcjax.runtime import files
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -234,7 +235,7 @@ def test_runs_that_diverge_are_counted_in_the_table(script):
     rows = pd.DataFrame(
         [["d", "pf", "l1", 600.0, 0.1, 20, 60.0, stop, 5, *[0.5] * 5] for stop in ("budget", "diverged")]
     )
-    assert "2 (1 diverged)" in script.table(rows.set_axis(columns, axis=1))
+    assert "2 (1 diverged)" in output.table(rows.set_axis(columns, axis=1))
 
 
 def test_help_has_examples(script, capsys):

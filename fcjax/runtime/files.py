@@ -7,17 +7,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import platformdirs
+
 
 def cache_folder(cache_dir: str | os.PathLike | None) -> Path:
     """Returns the given folder, or FCJAX_CACHE_DIR, or the user's cache folder."""
-    if cache_dir is None:
-        cache_dir = os.environ.get("FCJAX_CACHE_DIR") or None
-    if cache_dir is None:
-        cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fcjax"
+    folder = cache_dir or os.environ.get("FCJAX_CACHE_DIR") or platformdirs.user_cache_dir("fcjax")
     try:
-        return Path(cache_dir).expanduser()
+        return Path(folder).expanduser()
     except RuntimeError as error:
-        raise OSError(f"{cache_dir} cannot be found: this user has no home folder; set FCJAX_CACHE_DIR") from error
+        raise OSError(f"{folder} cannot be found: this user has no home folder; set FCJAX_CACHE_DIR") from error
 
 
 def write_whole(path: str | os.PathLike, write: Any) -> None:
