@@ -28,7 +28,7 @@ mini-batches. Writes to OUT:
   accuracy_by_X.png   best accuracy against X, for each X of --axis (and .pdf)
 """
 
-# As in the registry, which needs JAX: --help should not wait for it.
+# The names in fcjax.policies.REGISTRY; importing it takes a second, and --help should not wait.
 POLICIES = (
     "fc, exact, fixed(n=...), rd, pf, cs(threshold_s=...), as(threshold_s=...), everybody, "
     "cs-l, cs-h, as-l, as-h, fixed-N"

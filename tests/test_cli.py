@@ -30,7 +30,7 @@ def script(monkeypatch, tmp_path):
 
 
 def test_help_lists_all_policies():
-    assert ", ".join(policies.known_names()) == cli.POLICIES
+    assert ", ".join(policies.REGISTRY.names()) == cli.POLICIES
 
 
 def test_a_sweep_from_the_command_line(script, tmp_path, capsys):

@@ -5,24 +5,57 @@ from one factory share one compiled program. Every policy schedules at least one
 `everybody` use equal shares; the others split the bandwidth optimally (Alg. 1). `by_name` looks policies up by name.
 """
 
+from jax.typing import ArrayLike
+
 from fcjax.policies.baselines import everybody, proportional_fair, random
 from fcjax.policies.convergence import exact, fast_converge, fixed, objective
 from fcjax.policies.deadlines import asymptotic, client_selection
-from fcjax.policies.registry import by_name, factory_by_name, is_built_in, known_names, takes_phi
+from fcjax.runtime.registry import Registry
+from fcjax.types import Policy
 
 __all__ = [
+    "REGISTRY",
     "asymptotic",
     "by_name",
     "client_selection",
     "everybody",
     "exact",
-    "factory_by_name",
     "fast_converge",
     "fixed",
     "is_built_in",
-    "known_names",
     "objective",
     "proportional_fair",
     "random",
-    "takes_phi",
 ]
+
+REGISTRY = Registry(
+    Policy,
+    {
+        "fc": fast_converge,
+        "exact": exact,
+        "fixed": fixed,
+        "rd": random,
+        "pf": proportional_fair,
+        "cs": client_selection,
+        "as": asymptotic,
+        "everybody": everybody,
+    },
+    short={
+        "cs-l": "cs(threshold_s=0.4)",
+        "cs-h": "cs(threshold_s=1.5)",
+        "as-l": "as(threshold_s=0.4)",
+        "as-h": "as(threshold_s=1.5)",
+        "fixed-N": "fixed(n=N)",
+    },
+    hints={"centralized": "use everybody with fcjax.presets.centralized(experiment)"},
+)
+
+
+def by_name(name: str, *, phi: ArrayLike = 0.05) -> Policy:
+    """Returns a policy by name, such as "fc" or "fixed(n=5)"; `phi` is passed to policies that take it."""
+    return REGISTRY.make(name, phi=phi)
+
+
+def is_built_in(policy: Policy) -> bool:
+    """Returns whether a policy is fcjax's own."""
+    return all(str(getattr(function, "__module__", "")).startswith("fcjax.policies.") for function in policy)

@@ -63,16 +63,5 @@ def _load_module(name: str) -> ModuleType:
     return module
 
 
-def file_of(name: str) -> Path | None:
-    """Returns the file of the module that `load_module` would load, or None."""
-    if (path := _path(name)).is_file():
-        return path
-    with contextlib.suppress(Exception):  # importing its parent packages may raise anything
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.origin and Path(spec.origin).is_file():
-            return Path(spec.origin)
-    return None
-
-
 def _path(name: str) -> Path:
     return Path(name if name.endswith(".py") else f"{name}.py")

@@ -20,6 +20,7 @@ import numpy as np
 from fcjax import checks, data, policies, presets
 from fcjax.policies import contract
 from fcjax.runtime.progress import Progress
+from fcjax.runtime.registry import takes
 from fcjax.simulation.experiment import Experiment, check, most_rounds, training_of
 from fcjax.sweeps.jobs import Job
 from fcjax.types import Cell, Estimates, Policy, Training
@@ -222,8 +223,8 @@ def _policies(policy: str | Sequence[str] | Mapping[str, Policy], phis: Sequence
         if name == "centralized":
             named.append(_Entry(name, float("nan"), policies.everybody(), _centralized))
             continue
-        factory = policies.factory_by_name(name)
-        if policies.takes_phi(factory):
+        factory = policies.REGISTRY.factory(name, "phi")
+        if takes(factory, "phi"):
             named += [_Entry(name, phi, policies.by_name(name, phi=phi)) for phi in phis]
         else:
             given = getattr(factory, "keywords", {}).get("phi", float("nan"))  # such as fc(phi=0.5)

@@ -24,7 +24,7 @@ def best_half():
     return fcjax.Policy(lambda cell: (), select)
 
 
-@pytest.mark.parametrize("name", policies.known_names())
+@pytest.mark.parametrize("name", policies.REGISTRY.names())
 def test_built_in_policies(name):
     name = name.replace("n=...", "n=4").replace("threshold_s=...", "threshold_s=0.7").replace("-N", "-4")
     assert "..." not in name, "give a value of this parameter"

@@ -1,0 +1,143 @@
+"""Things by name: built in, or from the user's file, with parameters in parentheses."""
+
+import ast
+import difflib
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from fcjax.runtime.plugins import load_module, of_user
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Named factories of one kind of thing, such as policies.
+
+    A name is that of a factory, with any parameters in parentheses ("fc", "fixed(n=5)"), a short form ("cs-l",
+    "fixed-5"), or a factory in the user's file ("my_file:my_policy(x=2)").
+    """
+
+    def __init__(
+        self,
+        kind: type[T],
+        factories: Mapping[str, Callable[..., T]],
+        short: Mapping[str, str] | None = None,
+        hints: Mapping[str, str] | None = None,
+    ):
+        """Makes a registry.
+
+        Args:
+          kind: the type that factories return.
+          factories: the built-in factories by name.
+          short: short forms and the names they stand for; N stands for a number, as in {"fixed-N": "fixed(n=N)"}.
+          hints: what to do instead, for names that users may look for here.
+        """
+        self._kind, self._word = kind, kind.__name__.lower()
+        self._factories, self._short, self._hints = dict(factories), dict(short or {}), dict(hints or {})
+
+    def names(self) -> list[str]:
+        """Returns the names and short forms of everything built in, with the parameters that are required."""
+        names = []
+        for name, factory in self._factories.items():
+            required = [p.name for p in _parameters(factory).values() if p.default is p.empty]
+            names.append(f"{name}({', '.join(f'{parameter}=...' for parameter in required)})" if required else name)
+        return [*names, *self._short]
+
+    def factory(self, name: str, *optional: str) -> Callable[..., T]:
+        """Returns the factory of a name, with the parameters in the name set.
+
+        Args:
+          name: the name.
+          optional: parameters that may be missing because the caller supplies them.
+        """
+        if not isinstance(name, str):
+            raise ValueError(f"the name of a {self._word} must be a string, got {name!r}")
+        match = re.fullmatch(r"([^()]+)(\(.*\))?", self._long(name), flags=re.DOTALL)
+        base, arguments = (match[1], match[2]) if match else (name, None)
+        if base in self._factories:
+            factory = self._factories[base]
+        elif ":" in base:
+            factory = self._users_factory(name, base)
+        else:
+            raise ValueError(f"unknown {self._word} {name!r}{self._instead(base)}")
+        given = _arguments(f"{self._word} {name!r}", arguments or "()")
+        parameters = _parameters(factory)
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        for argument in given:
+            if argument not in parameters and not takes_any:
+                known = ", ".join(parameters) or "none"
+                raise ValueError(f"{self._word} {name!r} has no parameter {argument!r}: it has {known}")
+        required = [
+            parameter.name
+            for parameter in parameters.values()
+            if parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            and parameter.name not in (*optional, *given)
+        ]
+        if required:
+            example = ", ".join(f"{parameter}=..." for parameter in required)
+            raise ValueError(f"{self._word} {name!r} needs {', '.join(required)}: use '{base}({example})'")
+        return functools.partial(factory, **given) if given else factory
+
+    def make(self, name: str, **optional: Any) -> T:
+        """Makes a named thing, with those `optional` parameters that it takes and that the name does not set."""
+        factory = self.factory(name, *optional)
+        make = functools.partial(factory, **{key: value for key, value in optional.items() if takes(factory, key)})
+        made = make() if ":" not in name else of_user(f"{self._word} {name!r}", make)
+        if not isinstance(made, self._kind):
+            expected = f"fcjax.{self._kind.__name__}({', '.join(inspect.signature(self._kind).parameters)})"
+            raise ValueError(f"{self._word} {name!r} must return a {expected}, got {type(made).__name__}")
+        return made
+
+    def _long(self, name: str) -> str:
+        for short, long in self._short.items():
+            if match := re.fullmatch(re.escape(short).replace("N", "(0|[1-9][0-9]*)"), name):
+                return long.replace("=N", f"={match[1]}") if match.groups() else long
+        return name
+
+    def _instead(self, base: str) -> str:
+        if base in self._hints:
+            return f": {self._hints[base]}"
+        close = difflib.get_close_matches(base, [*self._factories, *self._short], n=1)
+        question = f", did you mean {close[0]}?" if close else ":"
+        return f"{question} use {', '.join(self.names())}, or my_file:my_{self._word}"
+
+    def _users_factory(self, name: str, base: str) -> Callable[..., T]:
+        module_name, _, attribute = base.rpartition(":")
+        module = of_user(f"{self._word} {name!r}: {module_name!r}", lambda: load_module(module_name))
+        found = getattr(module, attribute, None)
+        if isinstance(found, self._kind):
+            return lambda: found
+        if not callable(found):
+            names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+            raise ValueError(
+                f"{self._word} {name!r}: {module_name!r} has no {self._word} or factory {attribute!r}; "
+                f"it has {', '.join(names) or '-'}"
+            )
+        return found
+
+
+def takes(factory: Callable, parameter: str) -> bool:
+    """Returns whether a factory has a parameter that is not set yet."""
+    return parameter in _parameters(factory) and parameter not in getattr(factory, "keywords", {})
+
+
+def _parameters(factory: Callable) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(factory).parameters
+    except ValueError:  # some built-in functions have no signature
+        return {}
+
+
+def _arguments(what: str, text: str) -> dict[str, object]:
+    """Parses keyword arguments in parentheses."""
+    try:
+        call = ast.parse(f"f{text}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError
+        return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        raise ValueError(f"{what}: give parameters by name, with plain values, as in fixed(n=5)") from None
