@@ -1,4 +1,4 @@
-"""Tests run with rank promotion forbidden and warnings as errors; those that take `dtype` run in both precisions."""
+"""Tests forbid rank promotion and treat warnings as errors. Tests that take `dtype` run in both precisions."""
 
 import functools
 import os
@@ -21,8 +21,8 @@ hypothesis.settings.load_profile("fixed")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_programs(tmp_path_factory):
-    """Compiled programs are kept apart from the user's, and shared by all processes of a test run."""
+def separate_compilation_cache(tmp_path_factory):
+    """Keeps compiled programs apart from the user's, in a cache that all processes of a test run share."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)  # for the processes that tests start
@@ -33,42 +33,42 @@ def own_programs(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def no_programs_on_disk(monkeypatch):
-    """Tests that call scripts in this process leave no programs in the user's cache."""
+def preserve_user_cache(monkeypatch):
+    """Keeps scripts that run in this process from writing to the user's compilation cache."""
     keep = programs.keep_on_disk
 
     @functools.wraps(keep)
-    def keep_elsewhere(folder=None):
+    def keep_in_given_folder(folder=None):
         return folder and keep(folder)
 
-    monkeypatch.setattr(programs, "keep_on_disk", keep_elsewhere)
+    monkeypatch.setattr(programs, "keep_on_disk", keep_in_given_folder)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def in_this_process():
-    """Sweeps start no other processes, unless a test says how many."""
+def single_process_sweeps():
+    """Keeps sweeps in this process unless a test sets the number of workers."""
     executor.num_cores, before = (lambda: 1), executor.num_cores
     yield
     executor.num_cores = before
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forget_programs():
-    """Each takes some 1000 maps of memory, of which a process of Linux may have 65,530."""
+def clear_jax_caches():
+    """A compiled program takes about 1000 memory maps, and Linux allows 65,530 per process."""
     yield
     jax.clear_caches()
 
 
 @pytest.fixture(params=["float32", "float64"])
 def dtype(request):
-    """A float type, with JAX in the mode in which it is the default."""
+    """A float type, with JAX in the mode where it is the default."""
     with jax.enable_x64(request.param == "float64"):
         yield jax.numpy.dtype(request.param)
 
 
 @pytest.fixture
 def quick_compilation():
-    """Compiles without XLA's optimisations: for tests of logic, not of rounding, most of whose time is compilation."""
+    """Compiles without XLA's optimisations, for slow-compiling tests of logic that do not depend on rounding."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -76,7 +76,7 @@ def quick_compilation():
 
 @pytest.fixture
 def sigint():
-    """Ctrl-C works, also where the tests run in the background, and it is ignored."""
+    """Enables Ctrl-C, which is ignored if the tests run in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -90,19 +90,19 @@ def x64():
 
 @pytest.fixture(scope="session")
 def start(tmp_path_factory):
-    """Starts code of Python in a process of its own; all that are started, by any test, share compiled programs."""
+    """Returns a function that runs Python code in a new process. All such processes share compiled programs."""
     base = tmp_path_factory.getbasetemp()
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"
     folder = Path(__file__).parents[1]
-    places = ("", "tests/support", "tests/paper", "tests/sweeps", "experiments/paper")
-    paths = os.pathsep.join(str(folder / place) for place in places)
+    folders = ("", "tests/support", "tests/paper", "tests/sweeps", "experiments/paper")
+    paths = os.pathsep.join(str(folder / name) for name in folders)
 
-    def start(code, *arguments, devices=1):
+    def start(code, *arguments, cores=1):
         environment = os.environ | {
             "PYTHONPATH": paths,
             "JAX_COMPILATION_CACHE_DIR": str(shared),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
-            "JAX_NUM_CPU_DEVICES": str(devices),
+            "JAX_NUM_CPU_DEVICES": str(cores),
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         }
         return subprocess.Popen(

@@ -1,6 +1,6 @@
-"""Public functions with arbitrary input: physical, absurd, not finite, of wrong shapes and types, or no number at all.
+"""Calls public functions with arbitrary input: physical, absurd, not finite, of wrong shape or type, or not numeric.
 
-Each gives a right answer or a named error: a ValueError or OSError of fcjax. Finite input never gives NaN. For a long
+Each call returns a correct answer or raises a ValueError or OSError of fcjax. Finite input never gives NaN. For a long
 search: `pytest -m slow tests/test_any_input.py --hypothesis-profile search`.
 """
 
@@ -26,17 +26,17 @@ PACKAGE = Path(fcjax.__file__).parent
 CLOUDS = data.synthetic.classification(1200, 100, num_features=4, num_labels=4, spread=0.5)
 JUNK = ("many", None, 1j, [1.0, [2.0]], True, b"7", {}, (), np.array("x"), np.datetime64("2020"))
 POLICIES = ("fc", "exact", "rd", "pf", "cs-l", "cs-h", "as-l", "as-h", "fixed-1", "fixed-3")
-TOLERANCE = 1e-4  # in time: single precision, with room for what is summed
+TOLERANCE = 1e-4  # relative error of times: single precision, with a margin for sums
 
 
 @pytest.fixture(autouse=True, scope="module")
-def rank_promotion_as_users_have_it():
+def default_rank_promotion():
     with jax.numpy_rank_promotion("allow"):
         yield
 
 
 def mostly(good, *bad):
-    """One in 30 is bad, so that about half of all calls are good."""
+    """Makes one value in 30 bad, so that about half of all calls are good."""
     return st.integers(0, 29).flatmap(lambda chance: st.one_of(*bad) if chance == 29 else good)
 
 
@@ -100,7 +100,7 @@ def contexts(size):
     )
 
 
-def in_bounds(size, **others):
+def bound_arguments(size, **others):
     return st.fixed_dictionaries(
         {
             "beta": number(0.1, 100) | array(0.1, 100, size),
@@ -115,15 +115,15 @@ def in_bounds(size, **others):
 
 
 def drifts(size):
-    return in_bounds(size).map(lambda x: {n: x[n] for n in ("delta", "beta", "learning_rate", "local_steps")})
+    return bound_arguments(size).map(lambda x: {n: x[n] for n in ("delta", "beta", "learning_rate", "local_steps")})
 
 
 keys = st.integers(0, 2**31 - 1).map(jax.random.key)
-of_bound = {"rho": number(0.1, 10), "phi": number(1e-3, 10)}
+bound_constants = {"rho": number(0.1, 10), "phi": number(1e-3, 10)}
 
 
 def attempt(function, *args, **kwargs):
-    """The answer; None after a named error, or if the input was not finite."""
+    """Returns the answer, or None after an error of fcjax or if the input was not finite."""
     try:
         answer = jax.block_until_ready(function(*args, **kwargs))
     except (ValueError, OSError) as error:
@@ -144,7 +144,7 @@ def has_nan(tree):
 
 
 def is_finite(tree):
-    """Whether all are numbers, and finite, in single precision too."""
+    """Whether all leaves are numbers that are finite even in single precision."""
     for leaf in jax.tree.leaves(tree, is_leaf=lambda x: x is None):
         if isinstance(leaf, str | bool) or (
             isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
@@ -158,7 +158,7 @@ def is_finite(tree):
     return True
 
 
-ARRAYS = {  # what takes one array or number for each device: the function and its arguments
+ARRAYS = {  # number of devices -> a function of arrays and its arguments
     "required_share": lambda m: (fcjax.required_share, number(1e-3, 1e3), observations(m), cells(m)),
     "fastest_sets": lambda m: (fcjax.fastest_sets, observations(m), cells(m)),
     "round_time": lambda m: (bandwidth.round_time, sets(m), array(1e-6, 1, m), observations(m), cells(m)),
@@ -171,21 +171,26 @@ ARRAYS = {  # what takes one array or number for each device: the function and i
     "compute_time": lambda m: (latency.compute_time, keys, number(1, 1e6), cells(m)),
     "mean_drift": lambda m: (bounds.mean_drift, drifts(m)),
     "local_drift": lambda m: (bounds.local_drift, drifts(m)),
-    "sampling_constant": lambda m: (bounds.sampling_constant, in_bounds(m)),
-    "scheduling_penalty": lambda m: (bounds.scheduling_penalty, number(1, m), in_bounds(m)),
-    "convergence_bound": lambda m: (bounds.convergence_bound, number(1, m), number(1, 1e4), in_bounds(m, **of_bound)),
+    "sampling_constant": lambda m: (bounds.sampling_constant, bound_arguments(m)),
+    "scheduling_penalty": lambda m: (bounds.scheduling_penalty, number(1, m), bound_arguments(m)),
+    "convergence_bound": lambda m: (
+        bounds.convergence_bound,
+        number(1, m),
+        number(1, 1e4),
+        bound_arguments(m, **bound_constants),
+    ),
     "scheduling_objective": lambda m: (
         bounds.scheduling_objective,
         number(1, m),
         number(1e-2, 1e3),
-        in_bounds(m, **of_bound, budget_s=number(1, 1e4)),
+        bound_arguments(m, **bound_constants, budget_s=number(1, 1e4)),
     ),
 }
 
 
 @pytest.mark.parametrize("name", ARRAYS)
 @given(drawn=st.data())
-def test_functions_of_arrays(name, drawn):
+def test_array_functions(name, drawn):
     function, *arguments = ARRAYS[name](drawn.draw(st.sampled_from([1, 5])))
     args = [drawn.draw(argument) for argument in arguments]
     kwargs = args.pop() if isinstance(args[-1], dict) and "learning_rate" in args[-1] else {}
@@ -211,17 +216,17 @@ def test_lambertw(z, branch):
 
 
 @given(sets(5), observations(5), cells(5))
-def test_allocate(who, seen, cell):
-    decision = attempt(fcjax.allocate, who, seen, cell)
+def test_allocate(scheduled, seen, cell):
+    decision = attempt(fcjax.allocate, scheduled, seen, cell)
     if decision is None or not np.isfinite(decision.round_s) or not np.any(decision.scheduled):
         return
-    share, who = np.asarray(decision.share, float), np.asarray(decision.scheduled)
-    assert np.all(share[~who] == 0)
+    share, scheduled = np.asarray(decision.share, float), np.asarray(decision.scheduled)
+    assert np.all(share[~scheduled] == 0)
     assert share.sum() == pytest.approx(1, rel=1e-5)
     numbers = (seen.gain, seen.compute_s, cell.power_w, cell.upload_bits, cell.bandwidth_hz, cell.noise_psd_w_hz)
     gain, compute_s, power_w, bits, band, noise = (np.asarray(x, float) for x in numbers)
     snr = power_w * gain / (band * noise)
-    if all(np.all((x > 1e-18) & (x < 1e18)) for x in (snr, band * noise, bits / band)):  # what float32 can hold
+    if all(np.all((x > 1e-18) & (x < 1e18)) for x in (snr, band * noise, bits / band)):  # within float32's range
         used = np.where(share > 0, share, 1)
         rate = oracles.rate(used, gain, bandwidth_hz=band, noise_psd_w_hz=noise, power_w=power_w)
         late = np.abs(compute_s + bits / rate - float(decision.round_s)) > TOLERANCE * float(decision.round_s)
@@ -301,21 +306,21 @@ def test_synthetic_tasks(made):
 
 
 @given(st.text("mnist/.._-0:~ \\\n\0é") | st.sampled_from(JUNK))
-def test_names_of_data_sets(name):
+def test_data_set_names(name):
     attempt(data.load, name)
 
 
 @pytest.fixture(scope="module")
-def results_file():
+def small_sweep():
     return fcjax.sweep(
         "fixed-1", dataset=CLOUDS, preset=functools.partial(presets.shi2020, hidden=()), num_devices=2, budget_s=3.0
     )
 
 
 @given(changes=st.dictionaries(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), end=st.floats(0, 1))
-def test_damaged_files_of_results(changes, end, results_file, tmp_path_factory):
+def test_damaged_result_files(changes, end, small_sweep, tmp_path_factory):
     path = tmp_path_factory.mktemp("damaged") / "results.nc"
-    fcjax.results.save(results_file, path)
+    fcjax.results.save(small_sweep, path)
     content = bytearray(path.read_bytes())
     for where, value in changes.items():
         content[int(where * len(content))] = value

@@ -1,4 +1,4 @@
-"""The command `fcjax sweep` from its arguments to its files, on a data set that needs no download."""
+"""Tests `fcjax sweep` from its arguments to its files, on a data set that needs no download."""
 
 import csv
 import errno
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 @pytest.fixture
 def script(monkeypatch, tmp_path):
-    """The module of the command, in an empty folder, where every data set is a small one of clouds of points."""
+    """The command's module, in an empty folder. Small clouds of points replace every data set."""
     clouds = data.synthetic.classification(4000, 300, num_features=8, num_labels=10, spread=0.5)
     monkeypatch.setattr(data, "load", lambda name: clouds)
     monkeypatch.chdir(tmp_path)
@@ -33,7 +33,7 @@ def test_help_lists_all_policies():
     assert ", ".join(policies.REGISTRY.names()) == cli.POLICIES
 
 
-def test_a_sweep_from_the_command_line(script, tmp_path, capsys):
+def test_sweep_from_the_command_line(script, tmp_path, capsys):
     Path("my_file.py").write_text(
         "import fcjax\n"
         "def loudest(phi=0.5):\n"
@@ -61,7 +61,7 @@ def test_a_sweep_from_the_command_line(script, tmp_path, capsys):
     )
     printed = capsys.readouterr()
     assert "best accuracy (%)" in printed.out
-    assert printed.out.count("±") == 3 * 6 + 1, "one says what it is"
+    assert printed.out.count("±") == 3 * 6 + 1, "one ± explains the notation"
     mean = 100 * np.mean([float(row["best_accuracy"]) for row in rows[:2]])
     assert f"{mean:.2f} ±" in printed.out
     assert "nan" not in printed.out
@@ -96,7 +96,7 @@ def test_a_sweep_from_the_command_line(script, tmp_path, capsys):
         (["--out", "file.py/folder"], "results cannot be written to file.py/folder: Not a directory"),
     ],
 )
-def test_bad_input_ends_with_code_2_and_a_line_or_two(arguments, message, script, capsys):
+def test_bad_input_exits_with_code_2_and_one_error(arguments, message, script, capsys):
     Path("file.py").write_text(
         "import fcjax\n"
         "def spoilt(factor, none):\n"
@@ -110,7 +110,7 @@ def test_bad_input_ends_with_code_2_and_a_line_or_two(arguments, message, script
     )
     try:
         code = script.sweep(arguments)
-    except SystemExit as end:  # argparse's own
+    except SystemExit as end:  # raised by argparse
         code = end.code
     printed = capsys.readouterr()
     assert code == 2
@@ -146,7 +146,7 @@ def test_any_options_give_results_or_one_error(script, tmp_path, capsys, options
     line = ["--policy", "pf", "--budget", "1.5", "--seeds", "1", *itertools.chain(*options.items()), "--out", str(out)]
     try:
         code = script.sweep(line)
-    except SystemExit as end:  # argparse's own
+    except SystemExit as end:  # raised by argparse
         code = end.code
     errors = [text for text in capsys.readouterr().err.splitlines() if "error:" in text]
     assert (code, len(errors)) in ((0, 0), (2, 1))
@@ -155,17 +155,17 @@ def test_any_options_give_results_or_one_error(script, tmp_path, capsys, options
         assert np.isfinite(rows[["best_accuracy", "final_accuracy", "elapsed_s"]]).all(axis=None)
 
 
-def test_ctrl_c_before_a_run_is_finished(script, monkeypatch, capsys):
+def test_ctrl_c_before_any_run_finishes(script, monkeypatch, capsys):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:  # the fixture's own changes stay, such as the folder
+    with monkeypatch.context() as patch:  # keeps the fixture's patches, such as the folder
         patch.setattr(sys.modules["fcjax.sweeps.run"], "run_all", interrupted)
         assert script.sweep([]) == 130
     assert "interrupted; no run had finished" in capsys.readouterr().err
 
 
-def test_a_command_that_is_given_again_finds_its_runs(script, tmp_path, capsys):
+def test_repeated_command_reuses_finished_runs(script, tmp_path, capsys):
     arguments = ["--policy", "pf", "--seeds", "2", "--budget", "5"]
     assert script.sweep(arguments) == 0
     before = {path.name: path.read_bytes() for path in Path("out/sweep").glob("*.csv")}
@@ -175,14 +175,14 @@ def test_a_command_that_is_given_again_finds_its_runs(script, tmp_path, capsys):
     assert before == {path.name: path.read_bytes() for path in Path("out/sweep").glob("*.csv")}
 
 
-def test_a_folder_with_another_sweep_is_refused(script, capsys):
+def test_folder_of_another_sweep_is_refused(script, capsys):
     arguments = ["--policy", "pf", "--seeds", "1", "--budget", "5"]
     assert script.sweep(arguments) == 0
     before = Path("out/sweep/summary.csv").read_bytes()
     assert script.sweep([*arguments, "--radius", "500"]) == 2
     message = "out/sweep holds another sweep (radius was [600.0], is [500.0]): choose another folder with --out"
     assert message in capsys.readouterr().err
-    assert script.sweep([*arguments[:2], "--seeds", "2", "--budget", "5"]) == 0, "more of the same is not another"
+    assert script.sweep([*arguments[:2], "--seeds", "2", "--budget", "5"]) == 0, "more seeds extend the same sweep"
     assert "2 runs, of which 1 had been kept" in capsys.readouterr().out
     before = Path("out/sweep/summary.csv").read_bytes()
     arguments[3] = "2"
@@ -208,28 +208,28 @@ def test_one_command_at_a_time(script, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_full_disk_while_plotting(script, tmp_path, capsys, monkeypatch):
+def test_full_disk_while_plotting(script, tmp_path, capsys, monkeypatch):
     write = files.write_whole
 
-    def full(path, *args):
+    def fail_on_pdf(path, *args):
         if path.suffix == ".pdf":
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, *args)
 
-    monkeypatch.setattr(files, "write_whole", full)
+    monkeypatch.setattr(files, "write_whole", fail_on_pdf)
     assert script.sweep(["--policy", "pf", "--seeds", "1", "--budget", "5", "--out", str(tmp_path)]) == 2
     printed = capsys.readouterr().err
     assert "the results could not be written: [Errno 28] No space left on device; finished runs are kept in" in printed
 
 
-def test_files_that_are_called_as_libraries_are_not_imported(script, tmp_path):
+def test_files_named_like_libraries_are_not_imported(script, tmp_path):
     for name in ("numexpr", "jax_plugins", "dask", "cloudpickle"):
         Path(f"{name}.py").write_text("raise SystemExit('imported unasked')")
     assert script.sweep(["--policy", "pf", "--seeds", "1", "--budget", "5", "--out", str(tmp_path / "out")]) == 0
     assert str(tmp_path) not in sys.path
 
 
-def test_runs_that_diverge_are_counted_in_the_table(script):
+def test_table_counts_diverged_runs(script):
     columns = ["dataset", "policy", "distribution", "radius_m", "phi", "devices", "budget_s", "stop", "rounds"]
     columns += ["best_accuracy", "tilde_accuracy", "final_accuracy", "mean_scheduled", "mean_round_s"]
     rows = pd.DataFrame(
@@ -246,7 +246,7 @@ def test_help_has_examples(script, capsys):
 
 
 @pytest.mark.slow
-def test_runs_of_a_policy_that_has_changed_are_done_again(script, tmp_path, capsys):
+def test_runs_of_a_changed_policy_are_repeated(script, tmp_path, capsys):
     code = "import fcjax\ndef mine():\n    return fcjax.policies.fixed(2)\n"
     Path("my_policies.py").write_text(code)
     arguments = ["--policy", "my_policies:mine", "--seeds", "1", "--budget", "5", "--out", str(tmp_path / "here")]
@@ -270,6 +270,6 @@ def test_runs_of_a_policy_that_has_changed_are_done_again(script, tmp_path, caps
         (["--scheduler-file", "none.json"], "--scheduler-file: there is no file none.json; the scheduler writes it"),
     ],
 )
-def test_a_cluster_that_is_not_there(option, message, script, tmp_path, capsys):
+def test_errors_name_missing_cluster(option, message, script, tmp_path, capsys):
     assert script.sweep([*option, "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err

@@ -18,9 +18,9 @@ class Network(nn.Module):
         return nn.Dense(10)(nn.relu(nn.Dense(5)(x)))
 
 
-def test_a_flax_module_takes_the_place_of_the_mlp():
+def test_flax_module_replaces_the_mlp():
     made, again = (presets.shi2020(CLOUDS, model=Network(), seed=seed) for seed in (0, 1))
-    assert made.model is again.model, "they share a program"
+    assert made.model is again.model, "equal modules share a program"
     assert made.cell.upload_bits == 32 * (8 * 5 + 5 + 5 * 10 + 10)
     own = models.mlp((8,), 10, hidden=())
     assert presets.shi2020(CLOUDS, model=own).model is own
@@ -28,7 +28,7 @@ def test_a_flax_module_takes_the_place_of_the_mlp():
         presets.shi2020(CLOUDS, model="mlp")
 
 
-def test_settings_of_training_and_cell():
+def test_preset_sets_training_and_cell():
     made = presets.shi2020(CLOUDS, learning_rate=0.3, local_steps=2, batch_size=16, bandwidth_hz=1e6, power_w=0.2)
     assert (made.training.learning_rate, made.training.local_steps, made.training.batch_size) == (0.3, 2, 16)
     usual = presets.shi2020(CLOUDS)
@@ -43,7 +43,7 @@ def test_settings_of_training_and_cell():
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.float32])
-def test_other_data_sets_are_normalised_by_their_own_statistics(kind):
+def test_custom_data_are_normalised_by_their_own_statistics(kind):
     rng = np.random.default_rng(0)
     x = rng.integers(50, 90, (2560, 4)).astype(kind)
     own = data.Dataset("own", x, np.arange(2560) % 2, x[:9], np.arange(9) % 2, ("a", "b"), "a seed")
@@ -62,7 +62,7 @@ def test_other_data_sets_are_normalised_by_their_own_statistics(kind):
 
 
 @pytest.mark.usefixtures("quick_compilation")
-def test_an_optimizer_of_optax_as_it_is():
+def test_optax_optimizer_is_used_unchanged():
     settings = {"distribution": "iid", "budget_s": 2.0, "num_devices": 5, "local_steps": 3}
     key, policy = jax.random.key(0), fcjax.policies.random(2)
     plain = fcjax.simulate(key, policy, presets.shi2020(CLOUDS, momentum=0.0, learning_rate=0.1, **settings))

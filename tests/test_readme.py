@@ -19,7 +19,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def small_digits():
-    """Images in the shape of MNIST's, few and without a download: a bright bar whose place is the label."""
+    """A few images of MNIST's shape that need no download. The position of a bright bar gives the label."""
     rng = np.random.default_rng(0)
 
     def draw(size):
@@ -62,13 +62,13 @@ def test_examples_run(path, capsys, monkeypatch, tmp_path):
     assert "best_accuracy" in capsys.readouterr().out
 
 
-def test_links_lead_to_files():
+def test_links_point_to_files():
     for path in (README, *README.parent.glob("*.md"), *(README.parent / "docs").glob("*.md")):
         for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
             assert link.startswith("https://") or (path.parent / link).exists(), f"{path.name}: {link}"
 
 
-def test_the_guide_lists_every_package():
+def test_guide_lists_every_package():
     text = (README.parent / "CONTRIBUTING.md").read_text()
     for path in (README.parent / "fcjax").iterdir():
         if path.suffix == ".py" or (path / "__init__.py").exists():
@@ -77,23 +77,23 @@ def test_the_guide_lists_every_package():
 
 
 SCRIPTS = sorted([*(README.parent / "experiments").rglob("*.py"), *(README.parent / "examples").glob("*.py")])
-OF_INTERNALS = ("benchmarks", "robustness")  # these may use documented names of any module
+INTERNAL_SCRIPTS = ("benchmarks", "robustness")  # these may use documented names of any module
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_scripts_use_public_and_documented_names(path):
+def test_scripts_use_only_public_documented_names(path):
     tree = ast.parse(path.read_text())
-    modules = {}  # local name -> module of fcjax
+    modules = {}  # local name -> fcjax module
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             modules |= {alias.asname or alias.name: fcjax for alias in node.names if alias.name == "fcjax"}
-            assert not any(alias.name.startswith("fcjax.") for alias in node.names), "import names of fcjax itself"
+            assert not any(alias.name.startswith("fcjax.") for alias in node.names), "use `from fcjax import ...`"
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "fcjax":
             home = importlib.import_module(node.module)
             for alias in node.names:
                 found = getattr(home, alias.name, None) or importlib.import_module(f"{node.module}.{alias.name}")
                 is_public = node.module == "fcjax" and alias.name in fcjax.__all__
-                assert is_public or set(OF_INTERNALS) & set(path.parts) or node.module == "fcjax.cli", alias.name
+                assert is_public or set(INTERNAL_SCRIPTS) & set(path.parts) or node.module == "fcjax.cli", alias.name
                 assert_documented(alias.name, found)
                 if inspect.ismodule(found):
                     modules[alias.asname or alias.name] = found
@@ -137,7 +137,7 @@ echo "Submitted batch job $!"
 
 
 @pytest.mark.slow
-def test_the_slurm_script_with_an_sbatch_that_runs_jobs_here(tmp_path):
+def test_slurm_script_with_a_local_sbatch(tmp_path):
     (script,) = python_snippets(README.parent / "docs" / "clusters.md")
     for old, new in (
         (

@@ -26,7 +26,7 @@ def idx(array):
 
 @pytest.fixture(scope="module")
 def small_mnist():
-    """A data set of MNIST's format and the bytes of its four files."""
+    """A small data set in MNIST's format, and the bytes of its four files."""
     rng = np.random.default_rng(0)
     splits = {
         "train": (rng.integers(0, 256, (50, 28, 28), np.uint8), rng.integers(0, 10, 50, np.uint8)),
@@ -43,7 +43,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def publisher(small_mnist, tmp_path, monkeypatch):
-    """A publisher on loopback in the place of MNIST's, and no package index; yields the folder that it serves."""
+    """Replaces MNIST's publisher by a local server and disables the package index. Yields the served folder."""
     folder = tmp_path / "published"
     folder.mkdir()
     for name, content in small_mnist[1].items():
@@ -73,7 +73,7 @@ def assert_equal(dataset, splits):
         assert y.dtype == np.int32
 
 
-def test_files_become_tfds_records_and_arrays_in_their_order(small_mnist, publisher, tmp_path):
+def test_files_become_tfds_records_and_arrays_in_order(small_mnist, publisher, tmp_path):
     splits, _ = small_mnist
     cache = tmp_path / "cache"
     fetched = load("mnist", cache)
@@ -83,7 +83,7 @@ def test_files_become_tfds_records_and_arrays_in_their_order(small_mnist, publis
     for path in publisher.iterdir():
         path.unlink()
     assert_equal(load("mnist", cache), splits)
-    # Without its decoded copy it is read from what TFDS has prepared, in the same order.
+    # Without the decoded copy, it is read from the TFDS records, in the same order.
     (cache / "decoded" / "mnist" / "about.json").unlink()
     read = load("mnist", cache)
     assert_equal(read, splits)
@@ -92,7 +92,7 @@ def test_files_become_tfds_records_and_arrays_in_their_order(small_mnist, publis
     assert list(cache.glob("**/*.incomplete")) == list(cache.glob("**/*.old")) == []
 
 
-def test_a_flipped_byte_in_the_cache_is_noticed_and_mended(small_mnist, publisher, tmp_path):
+def test_flipped_byte_in_the_cache_is_repaired(small_mnist, publisher, tmp_path):
     load("mnist", tmp_path)
     path = tmp_path / "decoded" / "mnist" / "train_x.npy"
     content = bytearray(path.read_bytes())
@@ -104,7 +104,7 @@ def test_a_flipped_byte_in_the_cache_is_noticed_and_mended(small_mnist, publishe
     assert_equal(load("mnist", tmp_path), small_mnist[0])
 
 
-def test_a_damaged_tfds_record_in_the_cache_is_fetched_again(small_mnist, publisher, tmp_path):
+def test_damaged_tfds_record_is_fetched_again(small_mnist, publisher, tmp_path):
     load("mnist", tmp_path)
     (tmp_path / "decoded" / "mnist" / "about.json").unlink()
     (record,) = (tmp_path / "tfds" / "mnist" / "3.0.1").glob("*train*")
@@ -116,7 +116,7 @@ def test_a_damaged_tfds_record_in_the_cache_is_fetched_again(small_mnist, publis
 
 
 @pytest.mark.parametrize("file", ["features.json", "dataset_info.json"])
-def test_a_damaged_or_missing_description_in_the_cache_is_fetched_again(small_mnist, publisher, tmp_path, file):
+def test_damaged_or_missing_description_is_fetched_again(small_mnist, publisher, tmp_path, file):
     load("mnist", tmp_path)
     path = tmp_path / "tfds" / "mnist" / "3.0.1" / file
     for damage in (lambda: path.write_text(path.read_text().replace("50", "40") + " "), path.unlink):
@@ -126,7 +126,7 @@ def test_a_damaged_or_missing_description_in_the_cache_is_fetched_again(small_mn
             assert_equal(load("mnist", tmp_path), small_mnist[0])
 
 
-def test_another_text_about_the_decoded_copy_is_noticed(small_mnist, publisher, tmp_path):
+def test_altered_metadata_of_decoded_copy_is_detected(small_mnist, publisher, tmp_path):
     load("mnist", tmp_path)
     path = tmp_path / "decoded" / "mnist" / "about.json"
     for text in (path.read_text().replace('"3"', '"4"'), "[]", "{}", "{"):
@@ -135,7 +135,7 @@ def test_another_text_about_the_decoded_copy_is_noticed(small_mnist, publisher, 
             assert load("mnist", tmp_path).label_names == tuple("0123456789")
 
 
-def test_a_broken_answer_is_one_failure_among_others(publisher, tmp_path, monkeypatch):
+def test_broken_http_response_is_a_source_error(publisher, tmp_path, monkeypatch):
     def cut_off(connection):
         connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nabc")
 
@@ -156,7 +156,7 @@ def test_a_broken_answer_is_one_failure_among_others(publisher, tmp_path, monkey
                 fetch.download(f"http://127.0.0.1:{server.getsockname()[1]}/x", tmp_path / "x", "")
 
 
-def test_a_data_set_of_the_same_name_elsewhere_is_another(small_mnist, tmp_path, monkeypatch):
+def test_data_sets_in_different_folders_are_distinct(small_mnist, tmp_path, monkeypatch):
     splits = {"train" if k == "train" else "test": (x[..., None], y) for k, (x, y) in small_mnist[0].items()}
     for place, size in (("a", 50), ("b", 30), ("a", 50)):
         folder = tmp_path / place / "mine"
@@ -167,18 +167,18 @@ def test_a_data_set_of_the_same_name_elsewhere_is_another(small_mnist, tmp_path,
         assert len(load("mine", tmp_path / "cache").train_y) == size
 
 
-def test_a_cache_that_cannot_be_written_costs_a_warning(small_mnist, publisher, tmp_path):
+def test_unwritable_cache_only_warns(small_mnist, publisher, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.warns(UserWarning, match=r"mnist could not be kept in the cache"):
         assert_equal(load("mnist", tmp_path / "file"), small_mnist[0])
 
 
-def test_a_folder_that_vanishes_is_an_error_and_not_a_loop(tmp_path):
+def test_vanished_folder_raises_instead_of_looping(tmp_path):
     with pytest.raises(FileNotFoundError), store.replacing(tmp_path / "set") as folder:
         folder.rmdir()
 
 
-def test_an_altered_file_is_named_and_never_used(publisher, tmp_path, capsys):
+def test_altered_file_is_reported_and_never_used(publisher, tmp_path, capsys):
     (publisher / FILES[0]).write_bytes((publisher / FILES[0]).read_bytes()[:-50])
     with pytest.raises(DataError) as error, pytest.warns(UserWarning, match=f"the publisher: {FILES[0]} is truncated"):
         load("mnist", tmp_path)
@@ -193,7 +193,7 @@ def test_an_altered_file_is_named_and_never_used(publisher, tmp_path, capsys):
     assert "no source delivered the data set mnist" in capsys.readouterr().err
 
 
-def test_files_supplied_by_hand_are_taken_first(small_mnist, publisher, tmp_path):
+def test_files_supplied_by_hand_take_precedence(small_mnist, publisher, tmp_path):
     folder = tmp_path / "raw" / "mnist"
     folder.mkdir(parents=True)
     for path in publisher.iterdir():
@@ -203,7 +203,7 @@ def test_files_supplied_by_hand_are_taken_first(small_mnist, publisher, tmp_path
     assert_equal(dataset, small_mnist[0])
 
 
-def test_names_of_labels_are_kept_with_the_records(tmp_path, monkeypatch):
+def test_label_names_are_stored_with_the_records(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     splits = {split: (np.zeros((30, 32, 32, 3), np.uint8), np.arange(30) % 10) for split in ("train", "test")}
     names = known.known("cifar10").label_names
@@ -213,7 +213,7 @@ def test_names_of_labels_are_kept_with_the_records(tmp_path, monkeypatch):
     assert names[3] == "cat"
 
 
-def test_the_command_line(publisher, tmp_path, capsys):
+def test_command_line(publisher, tmp_path, capsys):
     assert main(["mnist", "--cache-dir", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "mnist: 50/20 images of 28x28x1, 10 labels, from the publisher" in printed
@@ -221,13 +221,13 @@ def test_the_command_line(publisher, tmp_path, capsys):
         assert f"sha256 verified: {fetch.sha256(publisher / file)}  {file}" in printed
 
 
-def test_unknown_names_are_named(tmp_path, monkeypatch):
+def test_errors_name_unknown_data_sets(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "somewhere"))
     with pytest.raises(ValueError, match=r"unknown data set 'minst': fcjax can fetch mnist, fashion_mnist, cifar10"):
         load("minst", tmp_path)
 
 
-def test_what_tfds_has_prepared_is_found_by_its_newest_version(small_mnist, tmp_path, monkeypatch):
+def test_newest_tfds_version_is_loaded(small_mnist, tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     splits = {"train" if k == "train" else "test": (x[..., None], y) for k, (x, y) in small_mnist[0].items()}
     folder = tmp_path / "mine" / "config"
@@ -239,7 +239,7 @@ def test_what_tfds_has_prepared_is_found_by_its_newest_version(small_mnist, tmp_
     assert_equal(dataset, small_mnist[0])
 
 
-def test_a_source_that_does_not_answer_costs_little(tmp_path, monkeypatch):
+def test_unresponsive_source_times_out(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch, "ANSWER_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         start = time.monotonic()
@@ -248,7 +248,7 @@ def test_a_source_that_does_not_answer_costs_little(tmp_path, monkeypatch):
         assert time.monotonic() - start < 2
 
 
-def test_a_silent_client_is_given_up(tmp_path, monkeypatch):
+def test_unresponsive_command_times_out(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch, "ANSWER_S", 0.3)
     with pytest.raises(fetch.SourceError, match=r"sleep: no answer within 0.3 s"):
         fetch._run(["sleep", "60"], str(tmp_path), "sleep")
@@ -263,7 +263,7 @@ def _fill(folder, value, barrier):
 
 
 @pytest.mark.slow
-def test_two_processes_may_fill_the_cache_at_once(tmp_path):
+def test_two_processes_can_fill_the_cache_at_once(tmp_path):
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(2)
     workers = [context.Process(target=_fill, args=(tmp_path / "set", value, barrier)) for value in (1, 2)]
@@ -277,7 +277,7 @@ def test_two_processes_may_fill_the_cache_at_once(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["set"]
 
 
-def test_idx_files_are_read_as_their_format_says(small_mnist, tmp_path):
+def test_idx_files_are_read_correctly(small_mnist, tmp_path):
     for name, content in small_mnist[1].items():
         (tmp_path / name).write_bytes(content)
     images = known.read_idx(tmp_path / FILES[0])
@@ -290,20 +290,20 @@ def test_idx_files_are_read_as_their_format_says(small_mnist, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../mnist", "/etc", "", "mnist/../../x", "a b", None, "mnist\n"])
-def test_a_name_is_no_path(name, tmp_path):
+def test_data_set_names_cannot_be_paths(name, tmp_path):
     with pytest.raises(ValueError, match="the name of a data set must be a word"):
         fcjax.data.load(name, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_was_not_saved_is_not_loaded(tmp_path):
+def test_open_saved_ignores_other_files(tmp_path):
     store.save(tmp_path / "set", {"x": np.arange(3)}, {})
     np.save(tmp_path / "set" / "y.npy", np.arange(4))
     arrays, _ = store.open_saved(tmp_path / "set")
     assert list(arrays) == ["x"]
 
 
-def test_a_user_without_a_home(monkeypatch, tmp_path):
+def test_user_without_home_folder(monkeypatch, tmp_path):
     def nobody(uid):
         raise KeyError(uid)
 

@@ -12,7 +12,7 @@ NUM_LABELS = 10
 
 
 def draw_labels(seed, num_samples):
-    """Labels of unequal frequency, each present."""
+    """Draws labels of unequal frequency, each at least once."""
     rng = np.random.default_rng(seed)
     weights = rng.uniform(0.5, 1.5, NUM_LABELS)
     rest = rng.choice(NUM_LABELS, num_samples - NUM_LABELS, p=weights / weights.sum())
@@ -75,8 +75,8 @@ def test_shuffled_label_shards(seed, num_devices, count):
     assert np.ptp(counts.sum(0)[counts.sum(0) > 0] // shard_size) <= 1
 
 
-def test_shuffled_shards_repeat_labels_as_often_as_chance_has_it():
-    """Of 10 labels with 10 shards each, 5 drawn without replacement miss a label with probability C(90,5)/C(100,5)."""
+def test_shuffled_shards_repeat_labels_by_chance():
+    """Each label has 10 of 100 shards, so 5 draws miss it with probability C(90,5)/C(100,5)."""
     labels = np.repeat(np.arange(NUM_LABELS), 100)
     drawn = [partition.by_name("l5-shuffled", labels, 20, seed=seed).label_counts(labels) for seed in range(200)]
     distinct = np.sum(np.stack(drawn) > 0, axis=2)
@@ -85,7 +85,7 @@ def test_shuffled_shards_repeat_labels_as_often_as_chance_has_it():
     assert abs(distinct.mean() - expected) < 4 * error
 
 
-def test_one_label_per_device_is_the_same_under_both_rules():
+def test_both_rules_agree_for_one_label_per_device():
     labels = draw_labels(0, 2000)
     for seed in range(5):
         shuffled, distinct = (partition.by_name(name, labels, 20, seed=seed) for name in ("l1-shuffled", "l1"))
@@ -113,7 +113,7 @@ def test_scarce_labels_get_fewer_shards(seed):
         assert np.all((parts.label_counts(labels) > 0).sum(1) == 1)
 
 
-def test_alpha_is_how_even_the_proportions_are():
+def test_larger_alpha_gives_more_even_proportions():
     labels = draw_labels(0, 20_000)
 
     def unevenness(alpha):
@@ -132,7 +132,7 @@ def test_given_sizes(seed, sizes):
 
 
 @pytest.mark.parametrize("name", ["iid", "l1", "l2", "l2-shuffled", "l10", "dir0.5", "dir1e-1", "dir.3"])
-def test_names_and_seeds(name):
+def test_partitions_by_name_depend_on_the_seed(name):
     labels = draw_labels(3, 3000)
     first, again, other = (partition.by_name(name, labels, 8, seed=seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first.indices, again.indices)
@@ -160,12 +160,12 @@ def test_names_and_seeds(name):
         (lambda y: partition.dirichlet(y, 40, 1e-3, seed=0, max_tries=3), r"alpha = 0.001 leaves some of 40 devices"),
     ],
 )
-def test_bad_input_is_named(call, message):
+def test_errors_name_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call(draw_labels(0, 500))
 
 
-def test_picture(tmp_path):
+def test_plot(tmp_path):
     mpl.use("Agg")
     labels = draw_labels(0, 3000)
     ax = partition.plot(partition.by_name("l2", labels, 20, seed=0), labels)

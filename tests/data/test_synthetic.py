@@ -18,14 +18,14 @@ def test_classification_is_deterministic_and_learnable():
     assert np.mean(nearest == data.test_y) > 0.9
 
 
-def test_regression_has_its_weights():
+def test_regression_data_are_linear():
     data = synthetic.regression(5000, 10, num_features=3, noise=0.01, seed=3)
     weights, *_ = np.linalg.lstsq(data.train_x, data.train_y, rcond=None)
     np.testing.assert_allclose(data.test_x @ weights, data.test_y, atol=0.05)
     assert data.num_labels == 0
 
 
-def test_bad_sizes_and_labels_are_named():
+def test_errors_name_bad_sizes_and_labels():
     with pytest.raises(ValueError, match=r"num_train must be a whole number from 1 to .*, got 0"):
         synthetic.classification(0)
     with pytest.raises(ValueError, match=r"num_features must be a whole number from 1 to .*, got 2.5"):

@@ -21,8 +21,8 @@ def test_no_sample_repeats_in_a_batch(size):
             assert len(set(drawn.ravel())) == 40
 
 
-def test_batches_choose_every_sample_and_pair_alike():
-    """Over many keys and orders each sample has the same chance, and pairs that of draws without replacement."""
+def test_samples_and_pairs_are_equally_likely():
+    """Over many keys and orders, all samples are equally likely, and so are all pairs."""
     size, batch_size, draws = 12, 4, 6000
     training = Training(local_steps=1, batch_size=batch_size)
     rng = np.random.default_rng(0)
@@ -54,12 +54,12 @@ def test_batches_do_not_depend_on_the_default_precision():
         (Training(batch_size=10_000), [100_000], r"below 2\^31.*got 100000"),
     ],
 )
-def test_batches_that_cannot_be_are_named(training, sizes, message):
+def test_errors_name_impossible_batches(training, sizes, message):
     with pytest.raises(ValueError, match=message):
         batches.check_sizes(training, np.array(sizes))
 
 
-def test_inputs_that_are_not_finite_are_named():
+def test_errors_name_non_finite_inputs():
     x = np.zeros((5, 2, 2), np.float32)
     batches.check_finite("x", x)
     batches.check_finite("x", np.zeros((5, 2), np.uint8))

@@ -10,7 +10,7 @@ MODEL = models.mlp((4,), 3, hidden=())
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 7, 8, 12, 13, 17, 40])
-def test_scores_are_means_over_all_samples_whatever_the_blocks(num_samples, monkeypatch, x64):
+def test_scores_do_not_depend_on_block_size(num_samples, monkeypatch, x64):
     monkeypatch.setattr(evaluation, "_BLOCK", 4 * 8)  # 8 samples of 4 numbers
     rng = np.random.default_rng(num_samples)
     x, y = rng.standard_normal((num_samples, 4)), rng.integers(0, 3, num_samples)
@@ -23,5 +23,5 @@ def test_scores_are_means_over_all_samples_whatever_the_blocks(num_samples, monk
 
 
 @pytest.mark.parametrize(("num_samples", "most", "size"), [(10_000, 334, 250), (10_000, 85, 80), (7, 8, 7), (13, 8, 8)])
-def test_blocks_leave_nothing_over_if_possible(num_samples, most, size):
+def test_blocks_divide_samples_evenly_if_possible(num_samples, most, size):
     assert evaluation._block_size(num_samples, most) == size

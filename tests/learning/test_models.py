@@ -16,7 +16,7 @@ def by_hand(params, x):
 
 
 @pytest.mark.parametrize(("shape", "count"), [((28, 28, 1), 50_890), ((32, 32, 3), 197_322)])
-def test_the_papers_networks(shape, count):
+def test_papers_networks(shape, count):
     model = models.mlp(shape, 10, mean=0.1307, std=0.3081)
     assert models.num_parameters(model) == count
     assert models.upload_bits(model) == 32 * count
@@ -71,7 +71,7 @@ class Nothing(nn.Module):
         return x.reshape(x.shape[0], -1)[:, :10]
 
 
-def test_any_flax_module():
+def test_custom_flax_module():
     model = models.from_flax(Convolutional(10), (8, 8, 1), 10)
     params = model.init(jax.random.key(0))
     x, y = jnp.ones((5, 8, 8, 1)), jnp.arange(5)
@@ -90,7 +90,7 @@ def test_any_flax_module():
         (Normalised(), r"Normalised has state besides its parameters \(batch_stats\)"),
     ],
 )
-def test_modules_that_do_not_fit_are_named(module, message):
+def test_errors_name_unsuitable_modules(module, message):
     with pytest.raises(ValueError, match=message):
         models.from_flax(module, (8, 8, 1), 10)
 
@@ -107,6 +107,6 @@ def test_modules_that_do_not_fit_are_named(module, message):
         (lambda: models.squared_svm(3, regularisation=-1.0), "regularisation must be zero or more, and finite, got -1"),
     ],
 )
-def test_impossible_sizes_and_scales_are_named(make, message):
+def test_errors_name_impossible_sizes_and_scales(make, message):
     with pytest.raises(ValueError, match=message):
         make()

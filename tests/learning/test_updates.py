@@ -14,7 +14,7 @@ NUM_DEVICES = 6
 
 
 def setting(dtype, *, name="dir1", batch_size=8, local_steps=3, model="mlp"):
-    """A small task on devices of unequal data, in one precision throughout."""
+    """A small task on devices with unequal data, entirely in one precision."""
     data = synthetic.classification(400, num_features=5, num_labels=3, seed=1)
     parts = partition.by_name(name, data.train_y, NUM_DEVICES, seed=4)
     local = batches.LocalData(jnp.asarray(data.train_x, dtype), data.train_y, parts.indices, parts.sizes)
@@ -39,9 +39,9 @@ def cross_entropy(params, x, y):
 
 
 def round_by_hand(device_keys, params, scheduled, data, training, model, velocities=None):
-    """Alg. 3, steps 11 to 22, device by device with momentum written out.
+    """Alg. 3, steps 11 to 22, device by device, with momentum written out.
 
-    With `velocities`, a dictionary, each device starts from its own and leaves its last there.
+    If `velocities` is a dictionary, each device starts from its velocity there and stores its last one.
     """
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     flat = np.asarray(flat)
@@ -80,7 +80,7 @@ def round_by_hand(device_keys, params, scheduled, data, training, model, velocit
 
 @pytest.mark.parametrize("width", [None, 1, 4, 100])
 @pytest.mark.parametrize("scheduled", [[1, 0, 1, 1, 0, 1], [0, 0, 0, 0, 1, 0], [1] * 6])
-def test_a_round_equals_a_loop_over_devices(width, scheduled, x64):
+def test_round_matches_a_loop_over_devices(width, scheduled, x64):
     data, training, model, params, start = setting(np.float64)
     scheduled = np.array(scheduled, bool)
     device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
@@ -95,8 +95,8 @@ def test_a_round_equals_a_loop_over_devices(width, scheduled, x64):
 
 
 @pytest.mark.parametrize("width", [None, 1, 4])
-def test_devices_that_keep_their_momentum(width, x64):
-    """Three rounds against a loop: a device that was left out starts from the velocity of its last round."""
+def test_devices_keep_their_momentum(width, x64):
+    """Compares three rounds with a loop. A device that skipped a round starts from its last velocity."""
     data, training, model, params, start = setting(np.float64)
     states = updates.first_optimizer_states(params, training, updates.sgd, NUM_DEVICES)
     velocities, by_hand = {}, params
@@ -116,8 +116,8 @@ def test_devices_that_keep_their_momentum(width, x64):
         np.testing.assert_allclose(velocity, velocities.get(device, np.zeros(velocity.size)), rtol=1e-8, atol=1e-11)
 
 
-def test_mini_batches_may_be_drawn_otherwise(x64):
-    """Every step on the first sample alone is descent on that sample."""
+def test_custom_mini_batches(x64):
+    """Steps on the first sample alone are gradient descent on that sample."""
     data, training, model, params, start = setting(np.float64)
 
     def first_sample(key, size, training):
@@ -134,7 +134,7 @@ def test_mini_batches_may_be_drawn_otherwise(x64):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), result.params, w)
 
 
-def test_one_full_batch_step_of_all_devices_is_centralised_descent(x64):
+def test_full_batch_step_equals_centralized_descent(x64):
     data, _, model, params, start = setting(np.float64, name="iid")
     size = int(data.sizes[0])
     training = Training(learning_rate=0.1, momentum=0.0, local_steps=1, batch_size=size)
@@ -148,7 +148,7 @@ def test_one_full_batch_step_of_all_devices_is_centralised_descent(x64):
 
 
 def test_estimates_of_linear_regression_have_closed_forms(x64):
-    """With full batches beta is |X'X (w - w')|/(d |w - w'|), between the eigenvalues of X'X/d."""
+    """With full batches, beta is |X'X (w - w')|/(d |w - w'|), between the eigenvalues of X'X/d."""
     drawn = synthetic.regression(120, num_features=3, seed=2)
     indices = np.arange(120, dtype=np.int32).reshape(2, 60)
     data = batches.LocalData(
@@ -179,7 +179,7 @@ def test_estimates_of_linear_regression_have_closed_forms(x64):
 
 
 @pytest.mark.slow
-def test_estimates_on_the_whole_local_data(x64):
+def test_estimates_on_all_local_data(x64):
     data, training, model, params, start = setting(np.float64)
     everybody, device_keys = np.ones(NUM_DEVICES, bool), keys.per_device(jax.random.key(3), NUM_DEVICES)
 
@@ -193,7 +193,7 @@ def test_estimates_on_the_whole_local_data(x64):
     own = [data.indices[i][: data.sizes[i]] for i in range(NUM_DEVICES)]
     losses = [cross_entropy(params, data.x[mine], data.y[mine]) for mine in own]
     np.testing.assert_allclose(whole.loss, np.dot(weight, losses), rtol=1e-12)
-    # One device's rho by its definition, from the model that it alone would make of the round.
+    # One device's rho by definition, from the model that the device trains alone.
     alone = np.arange(NUM_DEVICES) == 2
     trained = train(device_keys, params, alone, start, data, training, model).params
     moved = optax.tree.norm(jax.tree.map(jnp.subtract, params, trained))
@@ -204,7 +204,7 @@ def test_estimates_on_the_whole_local_data(x64):
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "estimate_on"), [(None, "batch"), (4, "batch"), (None, "local"), (1, "local")])
 def test_divergence_of_gradients(width, estimate_on, x64):
-    """With "gradient", delta_i is how far the gradient of F_i at w_{k-1} is from the mean of the scheduled devices'."""
+    """With "gradient", delta_i is the distance of grad F_i(w_{k-1}) from its mean over the scheduled devices."""
     data, training, model, params, start = setting(np.float64)
     scheduled, device_keys = np.array([1, 0, 1, 1, 0, 1], bool), keys.per_device(jax.random.key(3), NUM_DEVICES)
     arguments = device_keys, params, scheduled, start, data, training, model
@@ -232,14 +232,14 @@ def test_divergence_of_gradients(width, estimate_on, x64):
         ({"divergence_of": "model"}, r"'displacement' or 'gradient', got 'model'"),
     ],
 )
-def test_bad_options_are_named(change, message):
+def test_errors_name_bad_options(change, message):
     data, training, model, params, start = setting(np.float32)
     device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
     with pytest.raises(ValueError, match=message):
         updates.train_round(device_keys, params, np.ones(6, bool), start, data, training, model, **change)
 
 
-def test_nothing_recompiles_and_only_scheduled_devices_are_trained():
+def test_only_scheduled_devices_train_without_recompiling():
     data, training, model, params, start = setting(np.float32)
     traced, visited = [], []
 
@@ -264,7 +264,7 @@ def test_nothing_recompiles_and_only_scheduled_devices_are_trained():
     assert len(traced) == once
 
 
-def test_another_optimizer():
+def test_custom_optimizer():
     data, training, model, params, start = setting(np.float32)
     device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
 
@@ -278,7 +278,7 @@ def test_another_optimizer():
 
 
 @pytest.mark.parametrize("width", [None, 1, 2, NUM_DEVICES])
-def test_a_device_that_is_not_scheduled_cannot_spoil_the_model(width):
+def test_unscheduled_devices_do_not_affect_the_model(width):
     data, training, model, params, start = setting(np.float32)
     huge = np.array(data.x)
     huge[data.indices[5]] = 1e30
@@ -291,7 +291,7 @@ def test_a_device_that_is_not_scheduled_cannot_spoil_the_model(width):
     jax.tree.map(np.testing.assert_array_equal, spoilt, clean)
 
 
-def test_nobody_scheduled_changes_nothing():
+def test_empty_schedule_changes_nothing():
     data, training, model, params, start = setting(np.float32)
     device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
     for width in (None, 1):
@@ -308,7 +308,7 @@ def test_nobody_scheduled_changes_nothing():
         ({"sizes": np.array([90, 90, 5, 90, 90, 90])}, r"batch_size 8 is more than the 5 samples of device 2"),
     ],
 )
-def test_data_that_do_not_fit_are_named(change, message):
+def test_errors_name_mismatched_data(change, message):
     data, training, model, params, start = setting(np.float32)
     device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
     with pytest.raises(ValueError, match=message):
@@ -318,7 +318,7 @@ def test_data_that_do_not_fit_are_named(change, message):
 
 
 @pytest.mark.parametrize("width", [None, 2])
-def test_without_estimation_the_model_is_the_same_and_the_estimates_stay(width):
+def test_model_does_not_depend_on_estimation(width):
     data, training, model, params, start = setting(jnp.float32)
     arguments = (keys.per_device(jax.random.key(3), NUM_DEVICES), params, np.arange(NUM_DEVICES) % 2 == 0, start)
     with_, without = (

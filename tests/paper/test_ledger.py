@@ -1,4 +1,4 @@
-"""The ledger of the reproduction's runs."""
+"""Tests the ledger of the reproduction's runs."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ def collect(jobs, out, traced=lambda job: False, fresh=True):
 
 
 @pytest.mark.slow
-def test_a_run_in_brief_says_what_the_whole_run_says(jobs, tmp_path):
+def test_brief_runs_match_full_runs(jobs, tmp_path):
     whole = run_all(jobs)
     rows = collect(jobs, tmp_path, traced=lambda job: job.labels["policy"] == "fc")
     pd.testing.assert_frame_equal(ledger.summary(rows), fcjax.results.summary(whole)[list(fcjax.results.SUMMARY)])
@@ -44,7 +44,7 @@ def test_a_run_in_brief_says_what_the_whole_run_says(jobs, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_the_ledger_has_is_not_run_again(jobs, tmp_path, monkeypatch):
+def test_runs_in_the_ledger_are_not_repeated(jobs, tmp_path, monkeypatch):
     first = collect(jobs[:3], tmp_path)
     assert first.kept == 0
     for path in (tmp_path / "runs").iterdir():
@@ -68,7 +68,7 @@ def test_what_the_ledger_has_is_not_run_again(jobs, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_committed_ledger_is_used_unless_told_otherwise(jobs, tmp_path, monkeypatch):
+def test_committed_ledger_is_used_unless_fresh(jobs, tmp_path, monkeypatch):
     monkeypatch.setattr(ledger, "COMMITTED", tmp_path / "committed")
     collect(jobs[:2], tmp_path / "committed")
     assert collect(jobs[:2], tmp_path / "here", fresh=False).kept == 2

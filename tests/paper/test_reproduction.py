@@ -1,4 +1,4 @@
-"""The scripts that reproduce the paper, on small data that need no download."""
+"""Tests the scripts that reproduce the paper, on small data that need no download."""
 
 import dataclasses
 import functools
@@ -45,14 +45,14 @@ sys.exit(main(figure3.STUDY, ["--seeds", "3", "--out", sys.argv[1]]))
 
 
 def clouds(name):
-    """Clouds of points in the place of a data set of the paper."""
+    """Clouds of points that replace a data set of the paper."""
     made = data.synthetic.classification(4000, 300, num_features=8, num_labels=10, spread=0.5)
     return dataclasses.replace(made, name=name)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
-def test_a_study_from_the_command_line(monkeypatch, tmp_path, capsys):
+def test_study_from_the_command_line(monkeypatch, tmp_path, capsys):
     study = figure3.STUDY
     monkeypatch.setattr(data, "load", clouds)
     arguments = ["--seeds", "2", "--out", str(tmp_path / "here")]
@@ -73,8 +73,8 @@ def test_a_study_from_the_command_line(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_killed_and_started_again_it_ends_with_the_same_file(start, tmp_path):
-    """With SIGKILL, which nothing can prepare for."""
+def test_killed_study_resumes_to_the_same_files(start, tmp_path):
+    """The study gets SIGKILL, which it cannot catch."""
 
     def succeed(process):
         printed = process.communicate(timeout=300)
@@ -101,7 +101,7 @@ def test_killed_and_started_again_it_ends_with_the_same_file(start, tmp_path):
     ("arguments", "message"),
     [(["--seeds", "0"], "--seeds must be 1 or more, got 0"), (["--out", "/dev/null/x"], "cannot be written to")],
 )
-def test_bad_input_ends_with_code_2(arguments, message, capsys):
+def test_bad_input_exits_with_code_2(arguments, message, capsys):
     assert reproduction.main(figure3.STUDY, arguments) == 2
     assert message in capsys.readouterr().err
 
@@ -125,14 +125,14 @@ def test_help_has_examples(capsys):
         (recovered_settings.STUDY, {}, 9 * 7 * 3 * 2),
     ],
 )
-def test_what_is_run(study, options, number):
+def test_number_of_planned_jobs(study, options, number):
     jobs = study.plan(clouds("mnist"), 2, **options)
     assert len(jobs) == 2 * number
     assert len({str(job.labels) for job in jobs}) == 2 * number
 
 
 def test_published_figures():
-    """Some cells, as read in the paper."""
+    """Spot-checks some cells against the paper."""
     cells = {tuple(cell.values()) for cell in reproduction.published()["table3"]}
     assert len(cells) == 2 * 7 * 9
     for cell in (
@@ -145,7 +145,7 @@ def test_published_figures():
 
 
 def made_up(labels, accuracy, scheduled=3, rounds=1):
-    """A run with a history that was written by hand."""
+    """A run with an invented history."""
     per_device = np.full((rounds, 20), 0.5)
     number = np.linspace(1, 0, rounds) + 1
     history = dict.fromkeys(("share", "gain", "compute_s"), per_device)
@@ -160,7 +160,7 @@ def made_up(labels, accuracy, scheduled=3, rounds=1):
 
 
 def results_of(accuracies):
-    """Runs of one round, of which their best accuracies count: {(policy, preset): accuracy by seed}."""
+    """Runs of one round with the given accuracies: {(policy, preset): accuracy by seed}."""
     setting = {"dataset": "mnist", "distribution": "l1", "radius_m": 600.0, "phi": np.nan, "devices": 20}
     setting |= {"budget_s": 60.0, "observation_error": 0.0}
     runs = []
@@ -172,7 +172,7 @@ def results_of(accuracies):
     return ledger.brief(fcjax.results.to_dataset(runs))
 
 
-def test_cells_stand_beside_the_published_ones():
+def test_cells_are_compared_with_published_ones():
     results = results_of(
         {
             ("fc", "shi2020"): [0.89, 0.90],
@@ -219,7 +219,7 @@ def test_misses_are_listed():
 
 
 def verdicts_on(dataset, seeds, accuracy_of, number_of):
-    """What is judged of runs with accuracies and numbers of devices by their labels, but for a little noise."""
+    """Verdicts on runs whose labels give their accuracies and numbers of devices, with a little noise."""
     rng = np.random.default_rng(0)
     runs = []
     for job in claims.plan(clouds(dataset), seeds):
@@ -236,7 +236,7 @@ def number_of(labels, best=6):
 
 
 def accuracy_of(labels, best=6):
-    """FC and its number of devices are the best."""
+    """FC is the best policy, and `best` is the best fixed number of devices."""
     policy = labels["policy"]
     if policy.startswith("fixed-"):
         return 0.9 - 0.01 * abs(number_of(labels) - best)
@@ -244,7 +244,7 @@ def accuracy_of(labels, best=6):
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
-def test_claims_on_runs_whose_truth_is_known(dataset):
+def test_claims_on_runs_with_known_truth(dataset):
     verdicts = verdicts_on(dataset, 4, accuracy_of, number_of)
     uneven = reproduction.distributions(dataset)[0]
     for statement in (
@@ -260,7 +260,7 @@ def test_claims_on_runs_whose_truth_is_known(dataset):
         "FC is robust to errors of alpha = 0.2",
     ):
         assert verdicts[statement] == "holds", statement
-    for statement in (  # what is the same is not more
+    for statement in (  # equal values are not "more"
         f"FC schedules more devices with larger phi for {uneven}",
         "errors of alpha = 0.1 make rounds longer",
         "scheduling more devices makes rounds longer",
@@ -268,7 +268,7 @@ def test_claims_on_runs_whose_truth_is_known(dataset):
     ):
         assert verdicts[statement] == "does not hold", statement
     if dataset == "cifar10":
-        assert not any("w~" in statement for statement in verdicts)  # Fig. 3 is of MNIST
+        assert not any("w~" in statement for statement in verdicts)  # Fig. 3 shows MNIST
         return
     assert verdicts["rho falls during training"] == "holds"
     assert verdicts["rho is higher at a higher non-i.i.d. level"] == "does not hold"
@@ -283,14 +283,14 @@ def test_claims_on_runs_whose_truth_is_known(dataset):
     assert verdicts["FC schedules devices with better channels (l1, R = 600 m)"] == "does not hold"
 
 
-def test_an_end_that_is_best_costs_nothing():
+def test_too_few_devices_cost_nothing_if_one_is_best():
     verdicts = verdicts_on("cifar10", 3, functools.partial(accuracy_of, best=1), number_of)
     assert verdicts["scheduling too few devices costs accuracy for iid"] == "does not hold"
     assert verdicts["scheduling too many devices costs accuracy for iid"] == "holds"
 
 
 def histories(accuracies, alpha=0.0):
-    """Runs of FC with accuracies by round, one for each seed, of unequal lengths."""
+    """Runs of FC with the given accuracies by round, one run per seed. Lengths may differ."""
     setting = {"dataset": "mnist", "distribution": "l1", "radius_m": 600.0, "phi": 0.05, "devices": 20}
     setting |= {"budget_s": 60.0, "observation_error": alpha, "preset": "shi2020", "policy": "fc"}
     runs = []
@@ -301,27 +301,27 @@ def histories(accuracies, alpha=0.0):
     return runs
 
 
-def test_what_latency_costs():
-    """Without errors 0.9 after 4 rounds and 0.7 after 2; with errors there are 2 rounds, and they reach 0.6."""
+def test_loss_by_latency():
+    """Without errors, FC reaches 0.7 after 2 rounds and 0.9 after 4. With errors, it reaches 0.6 in 2 rounds."""
     runs = histories([[0.5, 0.7, 0.8, 0.9]]) + histories([[0.4, 0.6]], alpha=0.1)
     evidence = statements.Evidence(ledger.brief(fcjax.results.to_dataset(runs)))
     np.testing.assert_allclose(statements.loss_by_latency(evidence, "l1", 0.05, 0.1), [20 - 10], rtol=1e-5)
 
 
-def test_rounds_to_an_accuracy():
+def test_rounds_to_reach_an_accuracy():
     runs = ledger.brief(fcjax.results.to_dataset(histories([[0.5, 0.8, 0.7, 0.9], [0.5, 0.6], [0.9, 0.1, 0.1]])))
     np.testing.assert_array_equal(statements.rounds_to(0.8, runs), [2, 2, 1])
 
 
-def relabelled(jobs, accuracy_of):
-    """Made-up runs of what a study plans."""
+def made_up_runs(jobs, accuracy_of):
+    """Made-up runs for the jobs of a study."""
     runs = [made_up(job.labels, accuracy_of(job.labels), 6, rounds=2) for job in jobs]
     return ledger.brief(fcjax.results.to_dataset(runs))
 
 
 @pytest.mark.parametrize(("few", "verdicts"), [(0.02, [True, False, True]), (0.0, [False, True, False])])
 def test_predictions_on_dealing(few, verdicts):
-    """Shuffled shards cost policies with few devices something on l5, more than predicted on l2, or nothing at all."""
+    """Shuffled shards cost policies with few devices 2 points, or nothing."""
     printed = {
         (c["policy"], c["radius_m"], c["distribution"]): c[PERCENT] / 100
         for c in reproduction.published()["table3"]
@@ -334,26 +334,26 @@ def test_predictions_on_dealing(few, verdicts):
         distinct = not labels["distribution"].endswith("-shuffled")
         return value + (few if distinct and labels["policy"] in dealing.FEW else 0)
 
-    rows = dealing.evaluate(relabelled(dealing.plan(clouds("cifar10"), 3), accuracy))
+    rows = dealing.evaluate(made_up_runs(dealing.plan(clouds("cifar10"), 3), accuracy))
     assert (rows.what == "cell").sum() == 7 * 4 + 3 + 4
     assert [holds for *_, holds in dealing.predictions(rows)] == verdicts
     assert ("-2.00" in fcjax.console.as_text(dealing.show(rows))) == (few > 0)
 
 
-def test_dealing_is_tested_on_cifar10_alone():
+def test_dealing_requires_cifar10():
     with pytest.raises(ValueError, match="use --dataset cifar10, got mnist"):
         dealing.plan(clouds("mnist"), 2)
 
 
 @pytest.fixture
-def unchecked(monkeypatch):
-    """Plans are made without checking policies, which takes longer than all else where nothing is run."""
+def skip_policy_checks(monkeypatch):
+    """Skips policy checks, which take longer than everything else if nothing is run."""
     monkeypatch.setattr(contract, "check_policy", lambda *args, **settings: None)
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.usefixtures("skip_policy_checks")
 def test_hypotheses_are_judged_by_their_predictions():
-    """One that brings cells nearer by half a point, and none that changes anything else."""
+    """One hypothesis brings the cells half a point closer. The others change nothing."""
     better = hypotheses.ALL[4]
 
     def accuracy(labels):
@@ -362,7 +362,7 @@ def test_hypotheses_are_judged_by_their_predictions():
         value = next(c[PERCENT] for c in cells if setting.items() <= c.items()) / 100
         return value - 0.01 + 0.005 * (labels["preset"] == better.name) + 1e-4 * labels["seed"]
 
-    rows = hypotheses.evaluate(relabelled(hypotheses.plan(clouds("mnist"), 3), accuracy)).set_index("hypothesis")
+    rows = hypotheses.evaluate(made_up_runs(hypotheses.plan(clouds("mnist"), 3), accuracy)).set_index("hypothesis")
     assert rows.holds[better.name]
     np.testing.assert_allclose(rows.apart_before, 1 - 0.01, rtol=1e-3)
     np.testing.assert_allclose(rows.apart_change[better.name], -0.5, rtol=1e-3)
@@ -374,8 +374,8 @@ def test_hypotheses_are_judged_by_their_predictions():
 
 
 @pytest.mark.slow
-def test_client_selection_of_the_hypotheses_against_loops():
-    """Orders and shares of both variants of CS, device by device in plain Python."""
+def test_client_selection_variants_against_loops():
+    """Checks the scheduled devices and the shares of both variants of CS."""
     cell = fcjax.presets.shi2020(clouds("mnist")).cell
     cell = dataclasses.replace(cell, upload_bits=1.6e6)
     for seed in range(5):
@@ -408,12 +408,12 @@ def test_client_selection_of_the_hypotheses_against_loops():
         assert best.round_s < usual.round_s
 
 
-def test_of_one_seed_nothing_is_decided():
+def test_one_seed_decides_nothing():
     verdicts = verdicts_on("mnist", 1, accuracy_of, number_of)
     assert set(verdicts.values()) == {"undecided"}
 
 
-def test_one_policy_that_loses_somewhere_is_enough():
+def test_losing_under_one_setting_is_enough():
     def accuracy(labels):
         loses = labels["policy"] == "cs-l" and labels["radius_m"] == 1000 and labels["distribution"] == "l2"
         return 0.7 if loses else 0.9
@@ -428,9 +428,9 @@ def dataset_of(study):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("unchecked")
-def test_the_page_holds_what_the_studies_told(tmp_path, capsys):
-    """All studies, drawn and tabulated from made-up runs."""
+@pytest.mark.usefixtures("skip_policy_checks")
+def test_results_page_shows_all_studies(tmp_path, capsys):
+    """Plots and tabulates all studies from made-up runs."""
     studies = [study for study, _ in results_page.STUDIES]
     for study in studies:
         dataset = dataset_of(study)
@@ -448,7 +448,7 @@ def test_the_page_holds_what_the_studies_told(tmp_path, capsys):
     plt.close("all")
 
 
-def test_a_page_of_nothing(tmp_path, capsys):
+def test_results_page_without_results(tmp_path, capsys):
     assert results_page.main(["--folder", str(tmp_path)]) == 2
     assert "holds no results of a study" in capsys.readouterr().err
 
@@ -466,14 +466,14 @@ def test_tables_as_text_and_as_markdown():
     ]
 
 
-def test_time_to_a_level():
+def test_time_to_reach_a_level():
     times, curve = np.arange(5.0), np.array([0.1, 0.5, 0.8, 0.7, 0.9])
     assert figure5.time_to(0.8, times, curve) == 2.0
     assert np.isnan(figure5.time_to(0.95, times, curve))
 
 
-def test_tilde_by_other_losses():
-    """Against a loop over rounds."""
+def test_tilde_accuracy_against_a_loop():
+    """Compares both versions of w~ with a loop over rounds."""
     rng = np.random.default_rng(0)
     loss, accuracy = rng.random((2, 3, 9)).astype(np.float32)
     loss[1, 6:] = accuracy[1, 6:] = np.nan  # a shorter run
@@ -499,7 +499,7 @@ def test_tilde_by_other_losses():
             assert at_once[run, k] == pytest.approx(best_accuracy)
 
 
-def test_labels_dealt_by_a_rule_are_the_same_samples():
+def test_labels_dealt_by_a_rule_keep_the_samples():
     loaded = clouds("mnist")
     experiment = fcjax.presets.shi2020(loaded, distribution="l2", num_devices=20)
     for name, step in (("a device has labels that follow each other", 1), ("a device has labels far apart", 5)):

@@ -1,4 +1,4 @@
-"""One suite for all policies, the built-in ones and those that users write; and that it finds what is wrong."""
+"""`check_policy` accepts built-in policies and users' policies, and finds faults."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,7 @@ CELL = fcjax.presets.shi2020(
 
 
 def best_half():
-    """A user's policy without one."""
+    """A user's policy without a state."""
 
     def select(key, state, context):
         gain = context.observation.gain
@@ -27,19 +27,19 @@ def best_half():
 @pytest.mark.parametrize("name", policies.REGISTRY.names())
 def test_built_in_policies(name):
     name = name.replace("n=...", "n=4").replace("threshold_s=...", "threshold_s=0.7").replace("-N", "-4")
-    assert "..." not in name, "give a value of this parameter"
+    assert "..." not in name, "add a value for this parameter"
     fcjax.check_policy(policies.by_name(name), CELL, name=name)
 
 
 @pytest.mark.slow
-def test_unequal_devices():
+def test_fast_converge_with_unequal_devices():
     spread = np.geomspace(0.5, 2, 20).astype(np.float32)
     cell = fcjax.Cell(20e6, 10**-20.4, 0.01 * spread, 1.6e6 * spread, sample_floor_s=5e-4 / spread)
     training = fcjax.Training(num_samples=3000 * spread)
     fcjax.check_policy(policies.fast_converge(), cell, training)
 
 
-def test_users_policies():
+def test_user_policies():
     fcjax.check_policy(best_half(), CELL)
     in_turns = tiny.round_robin()
     fcjax.check_policy(in_turns, CELL, ignores_labels=False)
@@ -47,8 +47,8 @@ def test_users_policies():
         fcjax.check_policy(in_turns, CELL)
 
 
-def deciding(change):
-    """A policy whose decision is spoilt."""
+def faulty_policy(change):
+    """A policy that spoils a good decision."""
 
     def select(key, state, context):
         good = fcjax.allocate(context.observation.gain > 0, context.observation, context.cell)
@@ -100,11 +100,11 @@ FAULTS = {
 @pytest.mark.parametrize("message", FAULTS)
 def test_faults_are_found(message):
     with pytest.raises(ValueError, match=f"mine.*{message}"):
-        fcjax.check_policy(deciding(FAULTS[message]), CELL, name="mine")
+        fcjax.check_policy(faulty_policy(FAULTS[message]), CELL, name="mine")
 
 
 def test_rare_faults_are_found():
-    """One that schedules nobody where all channels are bad."""
+    """The policy schedules nobody if all channels are bad."""
 
     def select(key, state, context):
         good = context.observation.gain > 3e-11
@@ -114,7 +114,7 @@ def test_rare_faults_are_found():
         fcjax.check_policy(fcjax.Policy(lambda cell: (), select), CELL)
 
 
-def test_functions_that_fail():
+def test_failing_functions_are_reported():
     good = best_half()
     with pytest.raises(ValueError, match=r"init cannot be used: ZeroDivisionError: .*test_contract.py, line"):
         fcjax.check_policy(good._replace(init=lambda cell: 1 / 0), CELL)
@@ -129,8 +129,8 @@ def test_functions_that_fail():
 
 
 @pytest.mark.slow
-def test_as_many_rounds_as_devices():
-    """Time, (num_rounds,), is not taken for something of the devices."""
+def test_equal_numbers_of_rounds_and_devices():
+    """Times of shape (num_rounds,) are not mistaken for values per device."""
 
     def select(key, state, context):
         gain = context.observation.gain
@@ -143,7 +143,7 @@ def test_as_many_rounds_as_devices():
 
 
 @pytest.mark.slow
-def test_one_device():
+def test_single_device():
     cell = tiny.experiment(num_devices=1, distribution="iid").cell
     for name in ("fc", "cs-l"):
         fcjax.check_policy(policies.by_name(name), cell, name=name)

@@ -16,7 +16,7 @@ LOCAL_STEPS = 5
 
 
 def draw_context(rng, num_devices):
-    """A world and estimates, as numbers: rho, beta and delta from a tenth to ten times the paper's."""
+    """Draws a world and estimates: rho, beta and delta scatter around the paper's values."""
     world = worlds.draw(rng, num_devices, radius_m=(100, 1500), power_w=(5e-3, 2e-2))
     scale = 10 ** rng.uniform(-1, 1)
     return (
@@ -53,7 +53,7 @@ def decide(policy, context):
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_fast_converge_is_the_literal_algorithm(part, x64):
+def test_fast_converge_matches_the_published_algorithm(part, x64):
     rng = np.random.default_rng([2, part])
     sizes = []
     num_worlds, num_devices = ((250, 2), (300, 4), (250, 7), (200, 10))[part]
@@ -64,11 +64,11 @@ def test_fast_converge_is_the_literal_algorithm(part, x64):
         expected = oracles.greedy_schedule(world, **settings)
         assert set(np.flatnonzero(decision.scheduled)) == expected
         sizes.append(len(expected))
-    assert len(set(sizes)) > 1, "worlds in which the stopping rule decides"
+    assert len(set(sizes)) > 1, "the stopping rule should give sets of different sizes"
 
 
 @pytest.mark.parametrize("num_devices", [2, 4, pytest.param(10, marks=pytest.mark.slow)])
-def test_exact_equals_enumeration_and_is_never_worse_than_greedy(num_devices, x64):
+def test_exact_matches_enumeration_and_never_loses_to_greedy(num_devices, x64):
     rng = np.random.default_rng(3)
     for _ in range(4 if num_devices == 10 else 40):
         drawn = draw_context(rng, num_devices)
@@ -92,8 +92,8 @@ def test_fixed_follows_the_greedy_order(x64):
 
 
 @pytest.mark.slow
-def test_no_round_fits_the_budget(x64):
-    """The objective is inf for every set, and Alg. 2 goes on as long as it does not grow."""
+def test_budget_too_short_for_any_round(x64):
+    """The objective is infinite for every set. Alg. 2 continues as long as it does not grow."""
     drawn = draw_context(np.random.default_rng(5), 6)
     decision = decide(policies.fast_converge(), build_context(drawn, np.float64, budget_s=1e-3))
     world, settings = for_oracle(drawn, budget_s=1e-3)
@@ -103,14 +103,14 @@ def test_no_round_fits_the_budget(x64):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phi", [1e-30, 1e-20, 1e-12])
-def test_a_tiny_phi_does_not_overflow(phi):
-    """With almost no progress in a round, as many rounds as possible are best: one device."""
+def test_tiny_phi_does_not_overflow(phi):
+    """If a round makes almost no progress, one device is best because it allows the most rounds."""
     context = build_context(draw_context(np.random.default_rng(16), 8), np.float32)
     for make in (policies.fast_converge, policies.exact):
         assert decide(make(phi), context).scheduled.sum() == 1
 
 
-def test_estimates_that_are_no_numbers():
+def test_nan_estimates_schedule_one_device():
     drawn = draw_context(np.random.default_rng(17), 8)
     context = build_context(drawn | {"delta": np.full(8, np.nan, np.float32)}, np.float32)
     assert decide(policies.fast_converge(), context).scheduled.sum() == 1
@@ -126,7 +126,7 @@ def test_devices_that_never_finish_are_left_out(dtype):
         assert np.isfinite(decision.round_s)
 
 
-def test_equal_devices_are_taken_in_their_order(dtype):
+def test_ties_are_broken_by_device_index(dtype):
     drawn = draw_context(np.random.default_rng(7), 6)
     for name in ("gain", "compute_s", "power_w"):
         drawn[name][:] = drawn[name][0]
@@ -170,7 +170,7 @@ def test_asymptotic_against_all_subsets(threshold_s, x64):
         np.testing.assert_allclose(decision.round_s, time_s, rtol=1e-9)
 
 
-def test_proportional_fair_takes_the_best_channels():
+def test_proportional_fair_picks_the_best_channels():
     drawn = draw_context(np.random.default_rng(10), 9)
     decision = decide(policies.proportional_fair(4), build_context(drawn, np.float32))
     assert set(np.flatnonzero(decision.scheduled)) == set(np.argsort(-drawn["gain"])[:4])
@@ -191,8 +191,8 @@ def test_random_is_uniform_over_sets():
 
 
 @pytest.mark.slow
-def test_parameters_are_data():
-    """Policies of one factory share a program, and vmap sweeps what they are made with."""
+def test_parameters_do_not_recompile():
+    """Policies from one factory share a program, and vmap can sweep their parameters."""
     drawn = draw_context(np.random.default_rng(12), 8)
     context = build_context(drawn | {"delta": np.full(8, 0.3, np.float32)}, np.float32)
     before = select_by._cache_size()
@@ -245,13 +245,13 @@ def test_parameters_are_data():
         (lambda cell: policies.by_name("builtins:exit"), "policy 'builtins:exit' cannot be used: SystemExit: "),
     ],
 )
-def test_bad_parameters_and_names_are_named(make, message):
+def test_errors_name_bad_parameters_and_names(make, message):
     cell = build_context(draw_context(np.random.default_rng(13), 6), np.float32).cell
     with pytest.raises(ValueError, match=re.escape(message)):
         make(cell)
 
 
-def test_names(tmp_path, monkeypatch):
+def test_policies_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "random.py").write_text(
         "from fcjax import policies\n"
@@ -266,7 +266,7 @@ def test_names(tmp_path, monkeypatch):
     assert state(f"{tmp_path}/random.py:ready") == 2
     assert state("fixed-4") == state("fixed(n=4)") == 4
     assert state("cs(threshold_s=2)") == 2
-    assert state("fc(phi=0.5)", phi=0.2) == 0.5, "what the name says"
+    assert state("fc(phi=0.5)", phi=0.2) == 0.5, "the parameter in the name wins"
     assert state("random:halved(phi=1)") == 0.5
     assert state("cs-h") == pytest.approx(1.5)
     assert policies.is_built_in(policies.by_name("as-l"))
@@ -275,7 +275,7 @@ def test_names(tmp_path, monkeypatch):
         policies.by_name("wrong:y")
 
 
-def test_relabelled_devices_are_scheduled_alike(x64):
+def test_scheduling_ignores_device_numbering(x64):
     rng = np.random.default_rng(15)
     for name in ("fc", "pf", "cs-h", "as-h"):
         policy = policies.by_name(name, phi=0.3)

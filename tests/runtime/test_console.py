@@ -1,4 +1,4 @@
-"""What the scripts share on the command line."""
+"""Tests the command-line helpers that all scripts share."""
 
 import os
 
@@ -7,12 +7,12 @@ import pytest
 from fcjax.runtime import console
 
 
-def test_a_folder_whose_name_is_not_text(tmp_path):
+def test_folder_name_must_be_utf8(tmp_path):
     with pytest.raises(OSError, match=r"results cannot be written to .*bad.udcff.: it is not UTF-8; choose another"):
         console.check_writable(tmp_path / os.fsdecode(b"bad\xff"))
 
 
-def test_sigterm_ends_as_ctrl_c_does(start):
+def test_sigterm_interrupts_like_ctrl_c(start):
     code = """
 import os, signal, time
 from fcjax.runtime import console

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 MAX_ROUNDS = most_rounds(tiny.experiment())
 
 
-def in_a_loop(key, policy, experiment):
-    """Alg. 3 in plain Python: a list of rounds, each with what the history has."""
+def simulate_in_python(key, policy, experiment):
+    """Runs Alg. 3 in plain Python. Returns a list of rounds with the fields of the history."""
     cell, training = experiment.cell, experiment.training
     training = dataclasses.replace(training, num_samples=jnp.asarray(experiment.data.sizes))
     init_key, rounds_key = jax.random.split(key)
@@ -42,7 +42,7 @@ def in_a_loop(key, policy, experiment):
         seen = world.misjudge(draw.error, truth, experiment.observation_error)
         context = fcjax.RoundContext(seen, estimates, cell, training, elapsed_s, len(history))
         state, decision = select(draw.policy, state, context)
-        # The truth, device by device.
+        # The true finishing times, device by device.
         bits_s = np.asarray(fcjax.radio.rate(decision.share, truth, cell))
         finish_s = [
             float(truth.compute_s[i]) + cell.upload_bits / float(bits_s[i]) for i in np.flatnonzero(decision.scheduled)
@@ -78,12 +78,12 @@ def in_a_loop(key, policy, experiment):
 @pytest.mark.parametrize(
     ("policy", "changes"),
     [(policies.fast_converge(0.5), {}), (policies.random(2), {"observation_error": 0.2}), (tiny.round_robin(2), {})],
-    ids=["fc", "rd with errors", "a user's with a state"],
+    ids=["fc", "rd with errors", "stateful user policy"],
 )
-def test_a_run_equals_a_loop_over_rounds(policy, changes):
+def test_run_matches_a_loop_over_rounds(policy, changes):
     experiment = tiny.experiment(**changes)
     run = fcjax.simulate(jax.random.key(3), policy, experiment)
-    expected = in_a_loop(jax.random.key(3), policy, experiment)
+    expected = simulate_in_python(jax.random.key(3), policy, experiment)
     assert run.num_rounds == len(expected) > 5
     assert run.stop == Stop.BUDGET
     for field in dataclasses.fields(run.history):
@@ -96,7 +96,7 @@ def test_a_run_equals_a_loop_over_rounds(policy, changes):
     assert run.best_accuracy == run.history.accuracy[: len(expected)].max()
 
 
-def test_history_keeps_its_promises():
+def test_history_is_consistent():
     run = fcjax.simulate(jax.random.key(0), policies.fast_converge(), tiny.experiment())
     k = int(run.num_rounds)
     h = jax.tree.map(lambda x: np.asarray(x)[:k], run.history)
@@ -107,15 +107,15 @@ def test_history_keeps_its_promises():
     assert ((h.share > 0) == h.scheduled).all()
     changed = np.diff(h.rho, axis=0) != 0
     assert not (changed & ~h.scheduled[1:]).any()
-    assert len(np.unique(h.gain)) == h.gain.size, "devices are placed anew in every round"
-    # w~ is one of the models so far, known one round late
+    assert len(np.unique(h.gain)) == h.gain.size, "every round places the devices anew"
+    # w~ is one of the earlier models, because losses are known one round late
     before = np.concatenate([[float(run.start.accuracy)], h.accuracy[:-1]])
     best = [before[np.argmin(h.reported_loss[: i + 1])] for i in range(k)]
     np.testing.assert_array_equal(h.tilde_accuracy, np.asarray(best, np.float32))
 
 
 @pytest.mark.slow
-def test_policies_meet_the_same_channels_and_batches():
+def test_policies_see_the_same_channels_and_batches():
     runs = [
         fcjax.simulate(jax.random.key(5), policy, tiny.experiment())
         for policy in (policies.everybody(), policies.proportional_fair(6), policies.proportional_fair(3))
@@ -124,13 +124,13 @@ def test_policies_meet_the_same_channels_and_batches():
     for run in runs[1:]:
         np.testing.assert_array_equal(run.history.gain[:k], runs[0].history.gain[:k])
         np.testing.assert_array_equal(run.history.compute_s[:k], runs[0].history.compute_s[:k])
-    # Both schedule everybody: with the same mini-batches they train the same model.
+    # Both schedule everybody, so the same mini-batches train the same model.
     np.testing.assert_array_equal(runs[0].history.loss[:k], runs[1].history.loss[:k])
     other = fcjax.simulate(jax.random.key(6), policies.everybody(), tiny.experiment())
     assert not np.any(other.history.gain[0] == runs[0].history.gain[0])
 
 
-def test_decisions_are_on_what_is_seen_and_rounds_take_what_is_true():
+def test_decisions_use_observations_and_rounds_use_the_truth():
     policy = policies.proportional_fair(3)
     exact, wrong = (
         fcjax.simulate(jax.random.key(1), policy, tiny.experiment(observation_error=error)).history
@@ -144,7 +144,7 @@ def test_decisions_are_on_what_is_seen_and_rounds_take_what_is_true():
         finish_s = np.asarray(finish_s)[np.asarray(h.scheduled[0])]
         assert h.round_s[0] == pytest.approx(finish_s.max(), rel=1e-5)
         together = np.ptp(finish_s) < 1e-4 * finish_s.max()
-        assert together == (h is exact), "only with perfect information do all finish together"
+        assert together == (h is exact), "devices finish together only with perfect information"
 
 
 def test_observation_errors_have_the_papers_distribution():
@@ -161,7 +161,7 @@ def test_observation_errors_have_the_papers_distribution():
 
 @pytest.mark.slow
 def test_unequal_devices():
-    """Powers, speeds and data sizes of their own: the weak and slow device makes rounds longer."""
+    """Devices differ in power, speed and data size. A weak, slow device makes rounds longer."""
     experiment = tiny.experiment(distribution="dir0.5", budget_s=20.0)
     assert len(np.unique(experiment.data.sizes)) > 1
     slow = dataclasses.replace(
@@ -175,7 +175,7 @@ def test_unequal_devices():
     equal = fcjax.simulate(jax.random.key(2), everybody, experiment)
     assert run.history.round_s[0] > equal.history.round_s[0]
     np.testing.assert_allclose(run.history.compute_s[0, 0], 4 * equal.history.compute_s[0, 0], rtol=1e-5)
-    expected = in_a_loop(jax.random.key(2), everybody, dataclasses.replace(experiment, cell=slow))
+    expected = simulate_in_python(jax.random.key(2), everybody, dataclasses.replace(experiment, cell=slow))
     assert len(expected) == run.num_rounds > 1
     np.testing.assert_allclose(run.history.loss[: len(expected)], [e["loss"] for e in expected], rtol=2e-4)
 
@@ -193,7 +193,7 @@ def test_vmap_over_twenty_keys():
 
 
 @pytest.mark.slow
-def test_vmap_over_leaves_of_the_experiment_and_of_policies():
+def test_vmap_over_experiment_and_policy_parameters():
     experiment = tiny.experiment()
 
     def run(radius_m, budget_s, learning_rate, threshold_s):
@@ -221,8 +221,8 @@ def test_vmap_over_leaves_of_the_experiment_and_of_policies():
         )(jnp.array([1.0, 2.0]))
 
 
-def test_runs_trace_a_policy_twice_in_all():
-    """Once to check it, once to compile it."""
+def test_policy_is_traced_twice_in_total():
+    """It is traced once to check it and once to compile it."""
     traces = []
 
     def select(key, state, context):
@@ -237,7 +237,7 @@ def test_runs_trace_a_policy_twice_in_all():
 
 
 @pytest.mark.slow
-def test_max_rounds_and_room_for_the_history():
+def test_max_rounds_limits_the_history():
     experiment = tiny.experiment()
     run = fcjax.simulate(jax.random.key(0), policies.everybody(), experiment, max_rounds=3)
     assert run.num_rounds == 3
@@ -259,7 +259,7 @@ def test_no_round_ends_in_time():
     assert run.best_accuracy == run.start.accuracy
 
 
-def test_an_impossible_decision_ends_the_run():
+def test_impossible_decision_ends_the_run():
     def select(key, factor, context):
         good = fcjax.allocate(context.observation.gain > 0, context.observation, context.cell)
         share = good.share * jnp.where(context.round_index < 3, 1, factor)
@@ -273,7 +273,7 @@ def test_an_impossible_decision_ends_the_run():
         assert run.num_rounds == 3
 
 
-def test_a_bug_in_a_policy_shows_its_line():
+def test_policy_error_shows_its_line():
     def select(key, state, context):
         return state, fcjax.allocate(context.observation.gains > 0, context.observation, context.cell)
 
@@ -285,7 +285,7 @@ def test_a_bug_in_a_policy_shows_its_line():
 
 
 def steep():
-    """A task whose loss grows by orders of magnitude in a round."""
+    """A task whose loss grows by orders of magnitude per round."""
     loaded = tiny.dataset()
     sign = lambda labels: np.where(labels > 1, 1, -1).astype(np.float32)  # noqa: E731
     training = dataclasses.replace(tiny.experiment().training, learning_rate=100.0)
@@ -299,7 +299,7 @@ def wild():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("experiment", "num_rounds"), [(steep(), 3), (wild(), 0)])
-def test_a_run_that_diverges_ends_with_the_last_model_that_was_one(experiment, num_rounds):
+def test_diverged_run_returns_the_last_finite_model(experiment, num_rounds):
     run = fcjax.simulate(jax.random.key(0), policies.everybody(), experiment)
     assert run.stop == Stop.DIVERGED
     assert run.num_rounds == num_rounds
@@ -308,7 +308,7 @@ def test_a_run_that_diverges_ends_with_the_last_model_that_was_one(experiment, n
     happened = jax.tree.map(lambda leaf: leaf[:num_rounds], run.history)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(happened))
     assert np.all(np.isnan(run.history.loss[num_rounds:]))
-    # The rounds before it are those of a run that is stopped in time.
+    # The earlier rounds match those of a run that stops in time.
     if num_rounds:
         stopped = fcjax.simulate(jax.random.key(0), policies.everybody(), experiment, max_rounds=num_rounds)
         assert stopped.stop == Stop.MAX_ROUNDS
@@ -340,7 +340,7 @@ def test_a_run_that_diverges_ends_with_the_last_model_that_was_one(experiment, n
         ({"data": tiny.experiment(num_devices=4).data}, r"data.sizes must have shape \(6,\)"),
     ],
 )
-def test_bad_experiments_are_named(changes, message):
+def test_errors_name_bad_experiments(changes, message):
     with pytest.raises(ValueError, match=message):
         fcjax.simulate(jax.random.key(0), policies.random(1), tiny.experiment(**changes))
 
@@ -353,7 +353,7 @@ def test_bad_experiments_are_named(changes, message):
         (jax.random.key(0), policies.random(1), {"max_rounds": 2.5}, "max_rounds must be an integer of 1 or more"),
     ],
 )
-def test_bad_arguments_are_named(key, policy, settings, message):
+def test_errors_name_bad_arguments(key, policy, settings, message):
     with pytest.raises(ValueError, match=message):
         fcjax.simulate(key, policy, tiny.experiment(), **settings)
 
@@ -370,8 +370,8 @@ def test_centralized_training_has_all_data_and_no_uploads():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bits", [np.int64(2**32 + 100_000), 2**32 + 100_000])
-def test_integers_beyond_32_bits_are_not_wrapped(bits):
-    """An upload takes thousands of seconds, not one."""
+def test_large_integers_do_not_overflow(bits):
+    """An upload takes thousands of seconds, not just one."""
     experiment = tiny.experiment(budget_s=1e5)
     experiment = dataclasses.replace(experiment, cell=dataclasses.replace(experiment.cell, upload_bits=bits))
     run = fcjax.simulate(jax.random.key(0), policies.everybody(), experiment, max_rounds=2)

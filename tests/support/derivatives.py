@@ -1,4 +1,4 @@
-"""Derivatives against finite differences, coordinate by coordinate, in fewer compilations than check_grads needs."""
+"""Checks derivatives against finite differences by coordinate, with fewer compilations than check_grads."""
 
 import jax
 import numpy as np
@@ -6,9 +6,10 @@ from jax.flatten_util import ravel_pytree
 
 
 def check_derivatives(function, at, *, rtol, step=1e-4):
-    """Jacobians in both modes against central differences of the function, second derivatives against those of these.
+    """Compares Jacobians in both modes with central differences of the function.
 
-    Errors are relative to the largest entry for the same output.
+    Second derivatives are compared with central differences of the Jacobian. Errors are relative to the largest entry
+    for the same output.
     """
     flat, unravel = ravel_pytree(at)
 

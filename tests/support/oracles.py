@@ -1,4 +1,4 @@
-"""Slow, obvious counterparts of what fcjax computes, written without it."""
+"""Slow, simple reference implementations that do not use fcjax."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ mpmath.mp.dps = 50
 
 
 def lambertw(z, branch):
-    """W(z) and its first three derivatives at 50 digits, from the definition of W alone."""
+    """W(z) and its first three derivatives to 50 digits, from the definition of W alone."""
     z = mpmath.mpf(float(z))
     w = mpmath.lambertw(z, branch).real
     assert abs(w * mpmath.exp(w) - z) <= mpmath.mpf(10) ** -40 * abs(z)
@@ -21,7 +21,7 @@ def lambertw(z, branch):
 
 
 def efficiency(gamma):
-    """The root y > 0 of ln(1 + y/gamma) = y at 50 digits."""
+    """The root y > 0 of ln(1 + y/gamma) = y to 50 digits."""
     gamma = mpmath.mpf(gamma)
     y = -(mpmath.lambertw(-gamma * mpmath.exp(-gamma), -1).real + gamma)
     assert abs(mpmath.log1p(y / gamma) - y) <= mpmath.mpf(10) ** -35 * y
@@ -35,7 +35,7 @@ def rate(share, gain, *, bandwidth_hz, noise_psd_w_hz, power_w):
 
 
 def required_share(upload_s, gain, *, bandwidth_hz, noise_psd_w_hz, power_w, upload_bits):
-    """The shares with which uploads take the given times, inf where none does: SciPy's W, polished on the rate."""
+    """The share with which each upload takes the given time, or inf: SciPy's W, refined by Newton's method."""
     snr = power_w * gain / (bandwidth_hz * noise_psd_w_hz)
     target = upload_bits * math.log(2) / (bandwidth_hz * upload_s)  # share * ln(1 + snr/share)
     gamma = target / snr
@@ -43,7 +43,7 @@ def required_share(upload_s, gain, *, bandwidth_hz, noise_psd_w_hz, power_w, upl
     gamma = np.where(feasible, gamma, 0.5)
     share = target / -(special.lambertw(-gamma * np.exp(-gamma), -1).real + gamma)
     share = np.where(np.isfinite(share) & (share > 0), share, snr / (1 - gamma) / 2)
-    for _ in range(100):  # Newton's method in 1/share, in which a weak signal's rate is nearly linear
+    for _ in range(100):  # Newton's method in 1/share: a weak signal's rate is nearly linear in it
         residual = share * np.log1p(snr / share) - target
         previous, step = share, residual / (share * (np.log1p(snr / share) - snr / (share + snr)))
         share = share / np.maximum(1 + step, 0.1)
@@ -53,7 +53,7 @@ def required_share(upload_s, gain, *, bandwidth_hz, noise_psd_w_hz, power_w, upl
 
 
 def round_time(gain, compute_s, *, power_w, **cell):
-    """P2 for the given devices, all scheduled, by SciPy's brentq on the sum of required shares."""
+    """Solves P2 for the given devices, all scheduled, with SciPy's brentq on the sum of required shares."""
 
     def excess(time_s):
         return np.sum(required_share(time_s - compute_s, gain, power_w=power_w, **cell)) - 1
@@ -69,7 +69,7 @@ def round_time(gain, compute_s, *, power_w, **cell):
 
 
 def best_subsets(gain, compute_s, *, power_w, **cell):
-    """For each size, the least round time over all subsets and the subset, by enumeration."""
+    """Yields the shortest round time and its subset for each size, by enumeration."""
     num_devices = len(gain)
     for size in range(1, num_devices + 1):
         yield min(
@@ -79,7 +79,7 @@ def best_subsets(gain, compute_s, *, power_w, **cell):
 
 
 def bound(n, k, *, rho, beta, delta, num_samples, learning_rate, local_steps, phi):
-    """A, B and the bound of Theorem 3 as the paper prints them, sum by sum; rho and beta are (M,)."""
+    """A, B and the bound of Theorem 3, with the sums as in the paper. rho and beta have shape (M,)."""
     m, d_total = len(delta), math.fsum(num_samples)
     rho, beta, mean_delta = (
         math.fsum(d * x for d, x in zip(num_samples, v, strict=True)) / d_total for v in (rho, beta, delta)
@@ -114,9 +114,9 @@ def objective(n, round_s, *, budget_s, **convergence):
 
 
 def greedy_schedule(world, *, stop_at=None, **settings):
-    """Alg. 2, line by line: the set, by SciPy's round times. With `stop_at`, without steps 8 and 9, up to that number.
+    """Alg. 2, line by line, with SciPy's round times. With `stop_at`, skips steps 8 and 9 and stops at that size.
 
-    `world` are the arrays and numbers that `round_time` takes; `settings` go to `objective`.
+    `world` holds the arguments of `round_time`. `settings` go to `objective`.
     """
     arrays = {name: world[name] for name in ("gain", "compute_s", "power_w")}
     cell = {name: value for name, value in world.items() if name not in arrays}
@@ -141,6 +141,6 @@ def greedy_schedule(world, *, stop_at=None, **settings):
 
 
 def exact_schedule(world, **settings):
-    """The least objective of P4 over all subsets, by enumeration, and the subset."""
+    """The smallest objective of P4 over all subsets, by enumeration, and its subset."""
     fastest = best_subsets(**world)
     return min((objective(len(subset), time_s, **settings), set(subset)) for time_s, subset in fastest)

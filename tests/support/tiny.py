@@ -1,4 +1,4 @@
-"""An experiment small enough to be run many times in tests: clouds of points, a linear classifier, a few devices."""
+"""A small experiment for tests: clouds of points, a linear classifier and a few devices."""
 
 import functools
 
@@ -20,7 +20,7 @@ def dataset():
 def experiment(
     loaded=None, *, distribution="l1", num_devices=NUM_DEVICES, radius_m=600.0, budget_s=6.0, seed=0, **changes
 ):
-    """What `fcjax.sweep` takes as a preset."""
+    """A preset for `fcjax.sweep`."""
     loaded = dataset() if loaded is None else loaded
     training = fcjax.Training(learning_rate=0.05, budget_s=budget_s, local_steps=3, batch_size=16)
     parts = data.partition.by_name(distribution, loaded.train_y, num_devices, seed=seed, min_size=16)
@@ -52,12 +52,12 @@ def select_loud(key, fraction, context):
 
 
 def loud(fraction):
-    """A policy of a user's: the devices whose channel is at least a fraction as good as the best."""
+    """A user's policy: schedules the devices whose gain is at least a fraction of the largest gain."""
     return fcjax.Policy(lambda cell: jnp.asarray(fraction), select_loud)
 
 
 def round_robin(n=3):
-    """A user's policy with a state: who is next."""
+    """A user's policy with a state: the index of the next device."""
 
     def select(key, following, context):
         num_devices = context.observation.gain.size

@@ -1,4 +1,4 @@
-"""Random worlds, drawn in float32 so that both precisions and the oracles see the very same numbers."""
+"""Random worlds, drawn in float32 so that both precisions and the oracles see the same numbers."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ RADIO = {"bandwidth_hz": 20e6, "noise_psd_w_hz": float(np.float32(10**-20.4)), "
 
 
 def draw(rng, num_devices, radius_m=(50, 5000), power_w=(1e-3, 1.0)):
-    """A gain, a computation time and a power for each device."""
+    """Draws a gain, a computation time and a power for each device."""
     radius_m = np.exp(rng.uniform(*np.log(radius_m)))
     distance_km = radius_m * np.sqrt(rng.uniform(size=num_devices)) / 1e3
     gain = 10**-12.81 * np.maximum(distance_km, 1e-3) ** -3.76
@@ -21,7 +21,7 @@ def draw(rng, num_devices, radius_m=(50, 5000), power_w=(1e-3, 1.0)):
 
 
 def build(world, dtype, **radio):
-    """The same world as fcjax takes it."""
+    """The same world as an observation and a cell."""
     gain, compute_s, power_w = (np.asarray(world[name], dtype) for name in ("gain", "compute_s", "power_w"))
     return fcjax.Observation(gain, compute_s), fcjax.Cell(power_w=power_w, **{**RADIO, **radio})
 
@@ -31,7 +31,7 @@ def for_oracle(world):
 
 
 def log_leaves(function, observation, cell):
-    """function(observation, cell) as a function of the logarithms of the six leaves that matter, and these at 0."""
+    """Rewrites `function` in terms of log scale factors of the six relevant leaves. Also returns zero factors."""
     names = {observation: ("gain", "compute_s"), cell: ("bandwidth_hz", "noise_psd_w_hz", "power_w", "upload_bits")}
 
     def by_exponents(exponents):

@@ -48,31 +48,31 @@ def assert_equal(one, other):
 
 
 @pytest.mark.usefixtures("quick_compilation")
-def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(tmp_path, monkeypatch):
+def test_resumed_sweep_runs_only_missing_jobs(tmp_path, monkeypatch):
     whole = run_all(jobs())
     done = []
 
-    def stops(jobs, **settings):
+    def stop_after_two(jobs, **settings):
         done.append(len(jobs))
         yield from itertools.islice(execute(jobs, **settings), 2)
         raise OSError("the power went")
 
     execute = executor.execute
-    monkeypatch.setattr(executor, "execute", stops)
+    monkeypatch.setattr(executor, "execute", stop_after_two)
     for _ in range(3):
         with pytest.raises(OSError, match="the power went"):
             run_all(jobs(), keep=tmp_path / "runs")
     assert done == [6, 4, 2]
     monkeypatch.undo()
     again = fcjax.sweep(("fc", "pf"), **SETTINGS, keep=tmp_path / "runs")
-    assert again.num_programs == 0  # nothing had to be done
+    assert again.num_programs == 0  # nothing was left to run
     assert again.complete == 1
     assert_equal(again, whole)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
-def test_what_was_kept_is_readable_by_anyone(tmp_path):
+def test_kept_runs_are_plain_npz_files(tmp_path):
     (job,) = jobs("fc", seeds=1)
     run_all([job], keep=tmp_path)
     (path,) = tmp_path.iterdir()
@@ -88,10 +88,10 @@ def test_what_was_kept_is_readable_by_anyone(tmp_path):
         lambda b: b[: len(b) // 2],
         lambda b: b"",
         lambda b: b[:900] + b"\7" * 9 + b[909:],
-        lambda b: b[: (at := b.index(b"PK\1\2") + 10)] + b"\77" + b[at + 1 :],  # a compression that there is not
+        lambda b: b[: (at := b.index(b"PK\1\2") + 10)] + b"\77" + b[at + 1 :],  # an unknown compression method
     ],
 )
-def test_a_damaged_file_is_done_again(damage, tmp_path):
+def test_run_with_damaged_file_is_repeated(damage, tmp_path):
     whole = run_all(jobs("fc", seeds=1), keep=tmp_path)
     (path,) = tmp_path.iterdir()
     path.write_bytes(damage(path.read_bytes()))
@@ -102,7 +102,7 @@ def test_a_damaged_file_is_done_again(damage, tmp_path):
 
 
 @pytest.mark.usefixtures("quick_compilation")
-def test_histories_of_two_lengths_are_done_again(tmp_path):
+def test_run_with_inconsistent_histories_is_repeated(tmp_path):
     run_all(jobs("fc", seeds=1), keep=tmp_path)
     (path,) = tmp_path.iterdir()
     with np.load(path) as kept:
@@ -112,13 +112,13 @@ def test_histories_of_two_lengths_are_done_again(tmp_path):
         assert run_all(jobs("fc", seeds=1), keep=tmp_path).num_programs == 1
 
 
-def test_what_a_killed_process_left_is_removed_in_time(tmp_path):
-    def is_killed(part):
+def test_leftovers_of_killed_processes_are_removed(tmp_path):
+    def leave_part_behind(part):
         os.link(part, Path(part).with_name(Path(part).name.replace(".a-", ".left-")))
 
-    files.write_whole(tmp_path / "a.npz", is_killed)
+    files.write_whole(tmp_path / "a.npz", leave_part_behind)
     (left,) = tmp_path.glob(".left-*")
-    for path in (tmp_path / ".docker-registry.json", left):  # what others have there is theirs
+    for path in (tmp_path / ".docker-registry.json", left):  # files of other programs stay
         path.touch()
         os.utime(path, (0, 0))
     new = left.with_name(left.name.replace(".left-", ".new-"))
@@ -130,8 +130,8 @@ def test_what_a_killed_process_left_is_removed_in_time(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("number", [1, 3])
-def test_runs_that_call_back_into_python_are_not_kept(number, tmp_path):
-    """Their programs are the same, whatever they call."""
+def test_runs_with_python_callbacks_are_not_kept(number, tmp_path):
+    """Compiled programs do not show what a callback does."""
 
     def select(key, state, context):
         one = jax.pure_callback(lambda: np.int32(number), jax.ShapeDtypeStruct((), jnp.int32))
@@ -146,9 +146,9 @@ def test_runs_that_call_back_into_python_are_not_kept(number, tmp_path):
 
 
 @pytest.mark.slow
-def test_resuming_has_the_same_bits_where_local_data_are_summed_over(tmp_path):
-    """Alone, a run has not the room that it had beside runs with more samples on a device."""
-    # A model of its own, whose programs no test has compiled without optimisations: here the last bit counts.
+def test_resuming_with_local_estimates_keeps_the_bits(tmp_path):
+    """A run alone is padded less than a run beside others with more samples per device."""
+    # A separate model, so that no test has compiled its programs without optimisations: the last bit matters here.
     model = models.mlp((8,), 4, hidden=(), mean=0.2)
     preset = functools.partial(tiny.experiment, estimate_on="local", model=model)
     both = jobs("fc", seeds=1, distribution=["l1", "dir0.3"], preset=preset)
@@ -167,7 +167,7 @@ def _select_two(key, state, context):
 
 
 @pytest.mark.slow
-def test_whatever_changes_a_run_changes_its_fingerprint():
+def test_fingerprint_covers_everything_that_changes_a_run():
     other_images = data.synthetic.classification(900, 200, num_features=8, num_labels=4, spread=0.6, seed=2)
     variants = [
         jobs(),
@@ -196,7 +196,7 @@ def test_whatever_changes_a_run_changes_its_fingerprint():
         lambda: jax.default_matmul_precision("highest"),
     ],
 )
-def test_settings_of_jax_change_it(setting):
+def test_fingerprint_depends_on_jax_settings(setting):
     (job,) = jobs("fc", seeds=1)
     usual = fingerprint(job)
     with setting():
@@ -204,7 +204,7 @@ def test_settings_of_jax_change_it(setting):
     assert fingerprint(job) == usual
 
 
-def test_flags_of_xla_change_it(monkeypatch):
+def test_fingerprint_depends_on_xla_flags(monkeypatch):
     (job,) = jobs("fc", seeds=1)
     usual = fingerprint(job)
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
@@ -213,13 +213,13 @@ def test_flags_of_xla_change_it(monkeypatch):
     assert fingerprint(job) != usual
 
 
-def test_a_name_does_not_change_it():
+def test_fingerprint_ignores_policy_names():
     assert [fingerprint(job) for job in jobs({"mine": policies.fast_converge(0.05)})] == [
         fingerprint(job) for job in jobs("fc")
     ]
 
 
-def test_precision_changes_it(x64):
+def test_fingerprint_depends_on_precision(x64):
     (job,) = jobs("fc", seeds=1)
     double = fingerprint(job)
     with jax.enable_x64(False):
@@ -227,28 +227,28 @@ def test_precision_changes_it(x64):
 
 
 @pytest.mark.slow
-def test_another_process_has_the_same():
+def test_fingerprints_match_across_processes():
     script = "import test_archive as t; print(*(t.fingerprint(job) for job in t.jobs(['fc', 'as-l'], seeds=1)))"
-    places = os.pathsep.join(map(os.path.dirname, (__file__, tiny.__file__)))
-    printed = subprocess.check_output(  # with hashes of its own
-        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": places}, text=True
+    folders = os.pathsep.join(map(os.path.dirname, (__file__, tiny.__file__)))
+    printed = subprocess.check_output(  # with another hash seed
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": folders}, text=True
     )
     assert printed.split() == [fingerprint(job) for job in jobs(["fc", "as-l"], seeds=1)]
 
 
 @pytest.mark.usefixtures("quick_compilation")
-def test_a_disk_that_is_full(tmp_path, monkeypatch):
-    """The first two runs find room."""
+def test_full_disk(tmp_path, monkeypatch):
+    """Only the first two runs fit."""
     calls = itertools.count()
     savez = np.savez
 
-    def full(part, **arrays):
+    def save_until_full(part, **arrays):
         if next(calls) > 1:
             Path(part).write_bytes(b"half a file")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         savez(part, **arrays)
 
-    monkeypatch.setattr(np, "savez", full)
+    monkeypatch.setattr(np, "savez", save_until_full)
     with pytest.raises(
         OSError, match=f"a run cannot be kept as {tmp_path}/.*npz: No space left on device; earlier runs are kept"
     ):
@@ -258,14 +258,14 @@ def test_a_disk_that_is_full(tmp_path, monkeypatch):
     assert run_all(jobs(), keep=tmp_path).kept == 2
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
+def test_folder_that_cannot_be_created(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"runs cannot be kept in .*file/runs: Not a directory"):
         run_all(jobs(), keep=tmp_path / "file" / "runs")
 
 
 @pytest.mark.usefixtures("quick_compilation")
-def test_whatever_bit_is_flipped_is_noticed_or_does_not_matter(tmp_path):
+def test_flipped_bits_are_detected_or_harmless(tmp_path):
     (job,) = jobs("fc", seeds=1)
     run_all([job], keep=tmp_path)
     kept = archive.Archive(tmp_path)
@@ -273,7 +273,7 @@ def test_whatever_bit_is_flipped_is_noticed_or_does_not_matter(tmp_path):
     (path,) = tmp_path.iterdir()
     content = path.read_bytes()
     rng = np.random.default_rng(0)
-    noticed = 0
+    detected = 0
     for position in rng.choice(len(content), 400, replace=False):
         damaged = bytearray(content)
         damaged[position] ^= 1 << rng.integers(8)
@@ -281,17 +281,17 @@ def test_whatever_bit_is_flipped_is_noticed_or_does_not_matter(tmp_path):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             read = kept.load(job)
-        noticed += read is None
+        detected += read is None
         if read is not None:
             pairs = zip(jax.tree.leaves(read.history), jax.tree.leaves(whole.history), strict=True)
             assert all(np.array_equal(one, other, equal_nan=one.dtype.kind == "f") for one, other in pairs)
             assert (read.start.loss, read.stop) == (whole.start.loss, whole.stop)
-    assert noticed > 100
+    assert detected > 100
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
-def test_a_file_in_the_place_of_another_is_noticed(tmp_path):
+def test_misplaced_files_are_detected(tmp_path):
     whole = run_all(jobs("pf"), keep=tmp_path)
     first, second, third = sorted(tmp_path.iterdir())
     first.write_bytes(second.read_bytes())

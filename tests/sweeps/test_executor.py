@@ -1,4 +1,4 @@
-"""Sweeps on Dask workers: the bits of one process, whatever happens to the workers."""
+"""Sweeps on Dask workers match those of one process bit by bit, whatever happens to the workers."""
 
 import dataclasses
 import functools
@@ -46,14 +46,14 @@ def alone():
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """Of processes that share compiled programs with each other, and with nobody else."""
+    """The environment of processes that share compiled programs only with each other."""
     shared = tmp_path_factory.mktemp("programs")
     return os.environ | {"JAX_COMPILATION_CACHE_DIR": str(shared), "PYTHONSAFEPATH": "1"}
 
 
 @pytest.fixture
 def scheduler(environment, tmp_path):
-    """A scheduler of its own, as a user starts it, by its process and the file that it has written."""
+    """Starts a scheduler as a user does. Yields its process and its scheduler file."""
     file = tmp_path / "scheduler.json"
     command = ["scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
     process = subprocess.Popen([sys.executable, "-m", "dask", *command], env=environment, stderr=subprocess.DEVNULL)
@@ -65,7 +65,7 @@ def scheduler(environment, tmp_path):
 
 @pytest.fixture
 def start_worker(environment, scheduler):
-    """Starts workers of that scheduler, as a user does."""
+    """Returns a function that starts a worker of the scheduler, as a user does."""
     started = []
 
     def start(*options):
@@ -92,31 +92,31 @@ def start_worker(environment, scheduler):
 def wait_for(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it never came true"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.05)
 
 
-def test_two_workers_give_the_bits_of_one_process(alone):
-    """With a policy and a preset that workers cannot import, and a data set that is in memory only."""
+def test_two_workers_match_one_process(alone):
+    """Workers cannot import the policy or the preset, and the data set exists only in memory."""
     assert_same(fcjax.sweep(POLICIES, **SETTINGS, workers=2), alone)
 
 
-def test_workers_are_told_what_the_thread_has_set(x64):
+def test_workers_use_the_callers_jax_settings(x64):
     found = fcjax.sweep("fc", **SETTINGS | {"seeds": 2}, workers=2)
     assert found.loss.dtype == np.float64
     assert_same(found, fcjax.sweep("fc", **SETTINGS | {"seeds": 2}, workers=1))
 
 
-def test_a_cluster_of_the_user(alone, scheduler, start_worker):
+def test_user_cluster(alone, scheduler, start_worker):
     for _ in range(2):
         start_worker()
     with Client(scheduler_file=scheduler[1]) as client:
         assert_same(fcjax.sweep(POLICIES, **SETTINGS, client=client), alone)
-        assert client.status == "running"  # it is the user's
+        assert client.status == "running"  # the user's client stays open
 
 
-def test_a_worker_that_dies_costs_the_runs_that_it_had(scheduler, start_worker, tmp_path):
-    """One of two is killed, and a third joins."""
+def test_sweep_survives_a_dead_worker(scheduler, start_worker, tmp_path):
+    """One of two workers is killed, and a third joins."""
     doomed, _ = start_worker(), start_worker()
     settings = SETTINGS | {"seeds": 30, "budget_s": 60.0}
     with Client(scheduler_file=scheduler[1]) as client:
@@ -135,7 +135,7 @@ def test_a_worker_that_dies_costs_the_runs_that_it_had(scheduler, start_worker, 
     assert_same(swept, fcjax.sweep("fc", **settings, workers=1))
 
 
-def test_a_scheduler_that_dies_is_an_error_that_says_how_to_resume(scheduler, start_worker, tmp_path, monkeypatch):
+def test_dead_scheduler_error_says_how_to_resume(scheduler, start_worker, tmp_path, monkeypatch):
     monkeypatch.setattr(executor, "_LOST_S", 5.0)
     start_worker()
     settings = SETTINGS | {"seeds": 200, "budget_s": 60.0}
@@ -145,7 +145,7 @@ def test_a_scheduler_that_dies_is_an_error_that_says_how_to_resume(scheduler, st
             fcjax.sweep("fc", **settings, client=client, keep=tmp_path / "runs")
 
 
-def test_without_workers_it_waits_and_says_how_to_start_some(alone, scheduler, start_worker, monkeypatch):
+def test_sweep_without_workers_warns_and_waits(alone, scheduler, start_worker, monkeypatch):
     monkeypatch.setattr(cluster, "_START_S", 0.5)
     with Client(scheduler_file=scheduler[1]) as client:
         late = threading.Timer(2.0, start_worker)
@@ -155,8 +155,8 @@ def test_without_workers_it_waits_and_says_how_to_start_some(alone, scheduler, s
         late.join()
 
 
-def test_settings_are_part_of_what_a_worker_keeps(scheduler, start_worker):
-    """Two sweeps on the same worker, which differ in nothing that the runs themselves hold."""
+def test_worker_caches_depend_on_jax_settings(scheduler, start_worker):
+    """Two sweeps on the same worker differ only in a JAX setting."""
     start_worker()
     settings = SETTINGS | {"seeds": 2}
     with Client(scheduler_file=scheduler[1]) as client:
@@ -167,7 +167,7 @@ def test_settings_are_part_of_what_a_worker_keeps(scheduler, start_worker):
     assert not np.array_equal(first.gain, second.gain, equal_nan=True)
 
 
-def test_workers_that_give_other_results_are_refused(scheduler, start_worker, monkeypatch):
+def test_incompatible_workers_are_refused(scheduler, start_worker, monkeypatch):
     start_worker("--nthreads", "2")
     with Client(scheduler_file=scheduler[1]) as client:
         with pytest.raises(RuntimeError, match="has 2 threads, but a run uses one: start workers with --nworkers auto"):
@@ -179,7 +179,7 @@ def test_workers_that_give_other_results_are_refused(scheduler, start_worker, mo
             cluster.check_workers(client)
 
 
-def test_the_local_cluster_listens_on_loopback_only():
+def test_local_cluster_listens_only_on_loopback():
     with cluster.local_client(2) as client:
         client.wait_for_workers(2, timeout=60)
         processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
@@ -188,7 +188,7 @@ def test_the_local_cluster_listens_on_loopback_only():
         assert set(listening) == {"127.0.0.1"}
 
 
-def test_a_workers_error_reaches_the_caller():
+def test_worker_error_reaches_the_caller():
     def select(key, state, context):
         raise ZeroDivisionError("of a policy")
 
@@ -205,7 +205,7 @@ def _only_in(process, make):
 
 
 class OnlyHere:
-    """Makes an experiment in the process that it was made in, as a data set that other machines do not have."""
+    """Makes an experiment only in the process that created it, as if other machines lacked the data set."""
 
     def __init__(self, make):
         self.make = make
@@ -217,9 +217,9 @@ class OnlyHere:
         return _only_in, (os.getpid(), self.make)
 
 
-def test_a_worker_that_joins_late_and_cannot_do_the_work_is_closed(alone, scheduler, start_worker, monkeypatch):
-    def age():
-        """Makes a worker believe that it has an old version."""
+def test_outdated_late_worker_is_closed(alone, scheduler, start_worker, monkeypatch):
+    def report_old_version():
+        """Makes a worker report an old version."""
         from fcjax.runtime import cluster
         from fcjax.sweeps import executor
 
@@ -230,14 +230,14 @@ def test_a_worker_that_joins_late_and_cannot_do_the_work_is_closed(alone, schedu
     with Client(scheduler_file=scheduler[1]) as client:
         client.wait_for_workers(1, timeout=60)
         bad = next(iter(client.scheduler_info()["workers"]))
-        client.run(age, workers=[bad])
+        client.run(report_old_version, workers=[bad])
         monkeypatch.setattr(executor, "check_workers", lambda client: start_worker() and client.wait_for_workers(2))
         with pytest.warns(UserWarning, match=r"worker tcp://.* has fcjax old instead of .*; it was closed, and"):
             assert_same(fcjax.sweep(POLICIES, **SETTINGS, client=client), alone)
         assert bad not in client.scheduler_info()["workers"]
 
 
-def test_a_worker_that_cannot_load_the_data_is_named():
+def test_error_names_worker_without_data():
     settings = SETTINGS | {"seeds": 2}
     jobs = plan("fc", distribution="l1", radius_m=600.0, phi=0.05, budget_s=6.0, **settings)
     stuck = [dataclasses.replace(job, make=OnlyHere(job.make)) for job in jobs]
@@ -248,7 +248,7 @@ def test_a_worker_that_cannot_load_the_data_is_named():
         list(executor.execute(stuck, client=client))
 
 
-def test_what_cannot_be_sent_is_named():
+def test_error_names_runs_that_cannot_be_sent():
     lock = threading.Lock()
 
     def select(key, state, context):
@@ -260,11 +260,11 @@ def test_what_cannot_be_sent_is_named():
         fcjax.sweep({"stuck": stuck}, **SETTINGS | {"seeds": 2}, workers=2)
 
 
-def test_a_loaded_data_set_is_sent_by_its_name(tmp_path):
+def test_loaded_data_set_is_sent_by_name(tmp_path):
     loaded = data.Dataset("mnist", *[np.zeros((500, 2)), np.zeros(500, int)] * 2, ("a",), "here")
     data.dataset.LOADED[loaded] = data._load_once, ("mnist", str(tmp_path))
     assert len(cloudpickle.dumps(loaded)) < 200 + len(str(tmp_path))
-    changed = dataclasses.replace(loaded, train_x=loaded.train_x + 1)  # which no name stands for
+    changed = dataclasses.replace(loaded, train_x=loaded.train_x + 1)  # no name identifies this data set
     np.testing.assert_array_equal(pickle.loads(cloudpickle.dumps(changed)).train_x, changed.train_x)
     made = tiny.dataset()
     again = pickle.loads(cloudpickle.dumps(made))
@@ -284,8 +284,8 @@ print("runs", found.sizes["run"])
 """
 
 
-def test_a_script_without_a_main_guard(tmp_path):
-    """In a folder with files that are called as libraries are."""
+def test_script_without_main_guard(tmp_path):
+    """The script runs in a folder with files named like libraries."""
     for name in ("dask", "cloudpickle", "numexpr", "jax_plugins"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported unasked')")
     folder = tmp_path / "scripts"
@@ -298,7 +298,7 @@ def test_a_script_without_a_main_guard(tmp_path):
     assert done.stdout == "runs 3\n"
 
 
-def test_the_same_in_a_notebook():
+def test_sweep_in_a_notebook():
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     code = f"import sys; sys.path.append({os.path.dirname(tiny.__file__)!r})\n{SCRIPT}"

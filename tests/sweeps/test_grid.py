@@ -25,7 +25,7 @@ SETTINGS = {
 }
 
 
-def test_numbers_are_data_and_shapes_are_not():
+def test_jobs_are_grouped_by_shape():
     jobs = plan(
         ["fc", "rd", "fixed-2", "centralized"],
         **SETTINGS
@@ -35,7 +35,7 @@ def test_numbers_are_data_and_shapes_are_not():
     assert len(jobs) == (2 + 1 + 1 + 1) * 2 * 2 * 2 * 2 * 2
     found = groups(jobs)
     assert sorted({len(group.jobs[0].experiment.data.sizes) for group in found}) == [1, 4, 6]
-    # Devices: 4, 6; and one trainer with so many samples as the devices of that number and distribution have in all.
+    # 4 devices, 6 devices, and one central trainer that has the samples of all devices.
     assert len(found) == 3
     assert sum(len(group.jobs) for group in found) == len(jobs)
 
@@ -94,14 +94,14 @@ def nobody():
         ({"mine": nobody()}, {}, "policy 'mine' schedules nobody, in 256 of 256 random rounds"),
     ],
 )
-def test_bad_sweeps_are_named_before_anything_runs(policy, changes, message):
+def test_errors_name_bad_settings_before_any_run(policy, changes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         plan(policy, **SETTINGS | changes)
 
 
-def test_any_leaf_and_any_argument_of_the_preset_is_an_axis():
+def test_leaves_and_preset_arguments_can_be_axes():
     axes = {
-        "cell.power_w": [0.01, 0.1],  # one per device: all get it
+        "cell.power_w": [0.01, 0.1],  # applies to all devices
         "training.learning_rate": 0.2,
         "training.local_steps": [2, 3],
         "cell.radius_m": 300,  # radius_m by another name
@@ -121,21 +121,21 @@ def test_any_leaf_and_any_argument_of_the_preset_is_an_axis():
             job.experiment,
             dataclasses.replace(expected, cell=cell, training=training),
         )
-    assert len(groups(jobs)) == 2, "numbers share a program, the number of steps does not"
+    assert len(groups(jobs)) == 2, "only the number of steps needs another program"
 
 
-def test_policies_that_share_a_function_are_each_checked():
+def test_policies_sharing_a_function_are_checked_separately():
     with pytest.raises(ValueError, match="policy 'b' schedules nobody"):
         plan({"a": tiny.loud(0.5), "b": tiny.loud(1.5)}, **SETTINGS)
 
 
-def test_numbers_of_numpy_keep_their_digits():
+def test_numpy_numbers_keep_their_precision():
     jobs = plan("fc", **SETTINGS | {"phi": np.array([0.05, 0.1]), "radius_m": np.float64(600.1)})
     assert [job.labels["phi"] for job in jobs] == [0.05, 0.1]
     assert jobs[0].labels["radius_m"] == 600.1
 
 
-def test_centralized_stands_for_one_trainer():
+def test_centralized_has_one_trainer():
     trainer, devices = (job.experiment for job in plan(["centralized", "everybody"], **SETTINGS))
     assert len(trainer.data.sizes) == 1
     assert len(devices.data.sizes) == tiny.NUM_DEVICES
@@ -143,19 +143,19 @@ def test_centralized_stands_for_one_trainer():
     assert len(mine.experiment.data.sizes) == tiny.NUM_DEVICES
 
 
-def select_the_richest(key, state, context):
-    richest = jnp.arange(tiny.NUM_DEVICES) == jnp.argmax(context.training.num_samples[: tiny.NUM_DEVICES])
-    return state, fcjax.allocate(richest, context.observation, context.cell)
+def select_largest_data(key, state, context):
+    largest = jnp.arange(tiny.NUM_DEVICES) == jnp.argmax(context.training.num_samples[: tiny.NUM_DEVICES])
+    return state, fcjax.allocate(largest, context.observation, context.cell)
 
 
 def select_and_grow(key, state, context):
-    return state + context.training.num_samples, select_the_richest(key, state, context)[1]
+    return state + context.training.num_samples, select_largest_data(key, state, context)[1]
 
 
 @pytest.mark.usefixtures("quick_compilation")
-def test_policies_are_checked_with_what_runs_tell_them():
-    """With the numbers of samples of all devices."""
-    (job,) = plan({"a": fcjax.Policy(lambda cell: (), select_the_richest)}, **SETTINGS)
+def test_policy_checks_use_the_sample_counts():
+    """The checks see the number of samples of each device."""
+    (job,) = plan({"a": fcjax.Policy(lambda cell: (), select_largest_data)}, **SETTINGS)
     fcjax.check_policy(job.policy, job.experiment.cell, ignores_labels=False)
     with pytest.raises(ValueError, match="policy 'a' must keep the structure of its state"):
         plan({"a": fcjax.Policy(lambda cell: jnp.array(0), select_and_grow)}, **SETTINGS)

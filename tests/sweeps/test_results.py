@@ -16,7 +16,7 @@ from fcjax.sweeps import metrics
 
 
 def finished(rng, num_rounds, num_devices, **labels):
-    """Returns the settings of a random run, and the run."""
+    """Returns the settings of a random run and the run itself."""
     history = Record(
         **{
             field.name: rng.uniform(0.1, 0.9, (num_rounds, num_devices) if field.name in PER_DEVICE else num_rounds)
@@ -42,7 +42,7 @@ def finished(rng, num_rounds, num_devices, **labels):
 PER_DEVICE = ("scheduled", "share", "gain", "compute_s", "rho", "beta", "delta")
 
 
-def test_runs_of_different_lengths_and_devices():
+def test_runs_with_different_rounds_and_devices():
     rng = np.random.default_rng(0)
     runs = [finished(rng, 7, 4), finished(rng, 3, 6, seed=1), finished(rng, 0, 4, seed=2)]
     dataset = results.to_dataset(runs, {"note": "x"})
@@ -55,17 +55,17 @@ def test_runs_of_different_lengths_and_devices():
     assert rows.rounds.tolist() == [7, 3, 0]
     assert rows.mean_scheduled[0] == pytest.approx(runs[0][1].history.scheduled.sum(1).mean())
     assert rows.best_accuracy[1] == runs[1][1].history.accuracy.max()
-    # A run without a round has the model it began with.
+    # A run without rounds keeps its initial model.
     assert rows.best_accuracy[2] == rows.final_accuracy[2] == rows.tilde_accuracy[2] == pytest.approx(0.1)
     assert rows.elapsed_s[2] == 0
 
 
-def test_only_runs_without_a_round():
+def test_summary_of_a_run_without_rounds():
     rows = results.summary(results.to_dataset([finished(np.random.default_rng(0), 0, 4)]))
     assert rows.best_accuracy.tolist() == pytest.approx([0.1])
 
 
-def test_files_are_whole_or_not_there(tmp_path):
+def test_files_are_written_atomically(tmp_path):
     path = tmp_path / "a.txt"
     files.write_whole(path, lambda part: Path(part).write_text("first"))
 
@@ -108,7 +108,7 @@ def test_accuracy_is_held_until_the_next_round_ends():
 
 
 @pytest.mark.parametrize("draw", [plots.accuracy, plots.rounds])
-def test_pictures_have_a_panel_a_setting_and_a_line_a_policy(draw, tmp_path):
+def test_plots_have_one_panel_per_setting(draw, tmp_path):
     rng = np.random.default_rng(3)
     runs = [
         finished(rng, 12, 4, policy=policy, phi=phi, seed=seed, distribution=distribution)
@@ -153,7 +153,7 @@ def test_further_axes_are_never_pooled():
     plt.close("all")
 
 
-def test_sweeps_of_different_lengths_are_joined(tmp_path):
+def test_concat_of_sweeps_with_different_lengths(tmp_path):
     rng = np.random.default_rng(5)
     short = results.to_dataset([finished(rng, 3, 2, seed=0, budget_s=1.0)])
     long = results.to_dataset(
@@ -174,7 +174,7 @@ def test_sweeps_of_different_lengths_are_joined(tmp_path):
     plt.close("all")
 
 
-def test_progress_gives_results_errors_and_the_time_that_is_left(monkeypatch, capsys):
+def test_progress_returns_results_and_shows_remaining_time(monkeypatch, capsys):
     monkeypatch.setattr("fcjax.runtime.progress._LINE_EVERY_S", 0.0)
     with Progress(4, "runs") as shown:
         shown.begin("running", counts=True)

@@ -18,10 +18,10 @@ from fcjax.sweeps import archive, jobs
 from fcjax.sweeps.grid import plan
 
 POLICIES = ("fc", "rd", "pf", "cs-h", "as-h")
-# A model of its own, whose programs no test has compiled without optimisations: here the last bit counts.
+# A separate model, so that no test has compiled its programs without optimisations: the last bit matters here.
 EXPERIMENT = functools.partial(tiny.experiment, model=models.mlp((8,), 4, hidden=(), mean=0.1))
 SETTINGS = {"dataset": tiny.dataset(), "num_devices": tiny.NUM_DEVICES, "budget_s": 4.0, "preset": EXPERIMENT}
-# Another, for tests in which it does not.
+# Another model, for tests where the last bit does not matter.
 ROUGH = functools.partial(tiny.experiment, model=models.mlp((8,), 4, hidden=(), mean=0.2))
 DEFAULTS = {"distribution": "l1", "radius_m": 600.0, "phi": 0.05, "seeds": 1}
 
@@ -45,7 +45,7 @@ def assert_same_bits(one, history, num_rounds):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), [("fc", 3), ("cs-h", 1)])
-def test_a_run_alone_and_in_a_sweep_of_twenty_has_the_same_bits(name, seed, twenty):
+def test_single_run_matches_a_sweep_of_twenty(name, seed, twenty):
     assert twenty.sizes["run"] == 20
     assert twenty.num_programs == 1
     experiment = EXPERIMENT(budget_s=4.0, seed=seed)
@@ -54,7 +54,7 @@ def test_a_run_alone_and_in_a_sweep_of_twenty_has_the_same_bits(name, seed, twen
     assert select(twenty, policy=name, seed=seed).start_accuracy == alone.start.accuracy
 
 
-def test_a_run_becomes_the_data_set_of_a_sweep(twenty):
+def test_from_run_matches_sweep(twenty):
     keys, experiment = jax.vmap(jax.random.key)(jnp.arange(2)), EXPERIMENT(budget_s=4.0)
     runs = jax.vmap(lambda key: fcjax.simulate(key, policies.by_name("pf"), experiment))(keys)
     settings = {"dataset": tiny.dataset().name, "policy": "pf", "distribution": "l1"}
@@ -73,7 +73,7 @@ def test_a_run_becomes_the_data_set_of_a_sweep(twenty):
         fcjax.results.from_run(runs, experiment, seed=[1, 2, 3])
 
 
-def test_a_sweep_of_one_has_the_same_bits(twenty):
+def test_sweep_of_one_run_has_the_same_bits(twenty):
     one = fcjax.sweep("pf", seeds=[2], **SETTINGS).isel(run=0)
     other = select(twenty, policy="pf", seed=2)
     for name in one.data_vars:
@@ -91,7 +91,7 @@ def test_equal_seeds_give_equal_channels_under_all_policies(twenty):
             np.testing.assert_array_equal(run.compute_s[:k], runs[0].compute_s[:k])
 
 
-def test_results_are_labelled_and_reopen(twenty, tmp_path):
+def test_labelled_results_survive_save_and_load(twenty, tmp_path):
     assert twenty.policy.values.tolist() == [name for name in POLICIES for _ in range(4)]
     assert twenty.seed.values.tolist() == [0, 1, 2, 3] * 5
     assert np.isnan(twenty.phi.values[4:]).all()
@@ -106,7 +106,7 @@ def test_results_are_labelled_and_reopen(twenty, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["histories.nc"]
 
 
-def test_summary_is_what_the_histories_say(twenty):
+def test_summary_matches_the_histories(twenty):
     rows = results.summary(twenty)
     assert tuple(rows.columns) == results.SUMMARY
     for index in (0, 7, 19):
@@ -121,11 +121,11 @@ def test_summary_is_what_the_histories_say(twenty):
         assert row.final_accuracy == run.accuracy.values[k - 1]
 
 
-def test_ctrl_c_keeps_what_is_finished(monkeypatch, twenty, sigint):
+def test_ctrl_c_keeps_finished_runs(monkeypatch, twenty, sigint):
     finish, number = jobs.finish, itertools.count(1)
 
     def finish_and_interrupt(*args):
-        if next(number) == 2:  # whichever thread it is
+        if next(number) == 2:  # in any thread
             _thread.interrupt_main()
         return finish(*args)
 
@@ -142,7 +142,7 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch, twenty, sigint):
         )
 
 
-def test_a_workers_error_reaches_the_caller(monkeypatch):
+def test_worker_error_reaches_the_caller(monkeypatch):
     def fail(*args):
         raise OSError("no space left")
 
@@ -152,8 +152,8 @@ def test_a_workers_error_reaches_the_caller(monkeypatch):
 
 
 @pytest.mark.slow
-def test_integers_beside_fractions():
-    """Budgets and parameters of policies are numbers, whatever type the first of them has."""
+def test_integers_and_floats_can_be_mixed():
+    """Budgets and policy parameters keep their values, whatever the type of the first one."""
     together = fcjax.sweep(
         {"a": tiny.loud(1), "b": tiny.loud(0.05)}, **SETTINGS | {"budget_s": [2, 2.9], "seeds": np.int64(1)}
     )
@@ -173,7 +173,7 @@ def test_double_precision_reaches_the_workers():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
-def test_settings_of_the_callers_thread_reach_the_workers():
+def test_callers_jax_settings_reach_the_workers():
     settings = {**SETTINGS, "preset": ROUGH, "seeds": 1}
     policy = {"a": policies.everybody()}
     with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
@@ -183,8 +183,8 @@ def test_settings_of_the_callers_thread_reach_the_workers():
     assert not np.array_equal(swept.gain[0, 0], fcjax.sweep(policy, **settings).gain[0, 0])
 
 
-def select_last(key, seen, context):
-    """Schedules who was the loudest in some round that it remembers."""
+def select_remembered(key, seen, context):
+    """Schedules the devices that had the best channel in a remembered round."""
     gain = context.observation.gain
     seen = {name: jnp.roll(rows, 1, 0).at[0].set(gain == gain.max()) for name, rows in seen.items()}
     scheduled = jnp.any(jnp.concatenate(list(seen.values())), 0)
@@ -192,14 +192,14 @@ def select_last(key, seen, context):
 
 
 def remembering(*lengths):
-    """A policy whose parameter is how much it remembers."""
+    """A policy that remembers the given numbers of rounds."""
     room = {str(i): jnp.zeros((length, tiny.NUM_DEVICES), bool) for i, length in enumerate(lengths)}
-    return fcjax.Policy(lambda cell: room, select_last)
+    return fcjax.Policy(lambda cell: room, select_remembered)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
-def test_policies_that_share_a_function_may_remember_differently():
+def test_policies_sharing_a_function_can_differ_in_state_shape():
     named = {"one": remembering(1), "three": remembering(3), "twice": remembering(1, 2)}
     together = fcjax.sweep(named, **SETTINGS | {"preset": ROUGH, "seeds": 1})
     assert together.num_programs == 1
@@ -222,7 +222,7 @@ def unstable(loaded, *, seed, **settings):
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("side_by_side", [1, 4])
-def test_a_run_that_diverges_is_marked_and_leaves_the_others_alone(side_by_side):
+def test_diverged_runs_are_marked_and_affect_no_others(side_by_side):
     settings = {**SETTINGS, "preset": unstable, "side_by_side": side_by_side}
     with pytest.warns(UserWarning, match="2 of 5 runs diverged: .* the first after 0 rounds"):
         swept = fcjax.sweep("pf", **settings | {"seeds": [0, 1, 2, 3, 4]})
@@ -238,8 +238,8 @@ def test_a_run_that_diverges_is_marked_and_leaves_the_others_alone(side_by_side)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
-def test_a_file_of_results_is_what_memory_would_hold(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["fcjax.sweeps.run"], "_AT_HAND", 2)  # runs in a piece of the file
+def test_results_file_matches_results_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["fcjax.sweeps.run"], "_AT_HAND", 2)  # runs per chunk of the file
     settings = {**SETTINGS, "preset": ROUGH, "seeds": 5, "distribution": ["l1", "dir0.5"], "num_devices": [4, 6]}
     held = fcjax.sweep(("rd", "pf"), **settings)
     read = fcjax.sweep(("rd", "pf"), **settings, keep=tmp_path / "runs", out=tmp_path / "histories.nc")
@@ -269,7 +269,7 @@ def test_a_file_of_results_is_what_memory_would_hold(tmp_path, monkeypatch):
         ({"about": {"a": True}}, "about must be a mapping of names to strings or numbers, got 'a': True"),
     ],
 )
-def test_what_results_cannot_be_kept_with_is_named(changes, message, tmp_path, monkeypatch):
+def test_errors_name_bad_output_arguments(changes, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
         fcjax.sweep("pf", **SETTINGS, **changes)
@@ -278,8 +278,8 @@ def test_what_results_cannot_be_kept_with_is_named(changes, message, tmp_path, m
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
-def test_what_jax_takes_for_a_fault_is_none():
-    """Rounds that do not take place are filled with NaN."""
+def test_debug_nans_accepts_unused_rounds():
+    """Rounds after the end of a run are filled with NaN."""
     with jax.debug_nans(True):
         swept = fcjax.sweep("pf", **SETTINGS | {"preset": ROUGH, "seeds": 1})
     assert swept.stop.values == ["budget"]
@@ -287,7 +287,7 @@ def test_what_jax_takes_for_a_fault_is_none():
 
 @pytest.mark.slow
 def test_runs_side_by_side(tmp_path):
-    """They are the same whatever their number and that of workers, and but for the last bits those alone."""
+    """Results do not depend on the number of runs or workers. They match single runs up to rounding."""
     keep = {"side_by_side": 4, "keep": tmp_path}
     many = fcjax.sweep("pf", **SETTINGS | {"seeds": 7}, **keep)
     alone = fcjax.sweep("pf", **SETTINGS | {"seeds": 7})
@@ -309,6 +309,6 @@ def test_runs_side_by_side(tmp_path):
         ({"side_by_side": 1.5}, "side_by_side must be a whole number of 1 or more, got 1.5"),
     ],
 )
-def test_bad_numbers_of_workers_are_named(changes, message):
+def test_errors_name_bad_numbers_of_workers(changes, message):
     with pytest.raises(ValueError, match=message):
         fcjax.sweep(**SETTINGS, **changes)

@@ -29,9 +29,9 @@ def cast(parameters, dtype):
     return {name: jnp.asarray(value, dtype) for name, value in parameters.items()}
 
 
-def test_the_papers_sums_term_by_term(dtype):
+def test_bounds_match_the_papers_sums(dtype):
     rng = np.random.default_rng(0)
-    # Powers tau of 1 + eta beta multiply its rounding by tau.
+    # Raising 1 + eta beta to the power tau multiplies its rounding error by tau.
     rtol = 2e-5 if dtype == np.float32 else 1e-12
     for _ in range(50):
         num_devices = int(rng.choice([2, 7, 30]))
@@ -54,7 +54,7 @@ def test_the_papers_sums_term_by_term(dtype):
 
 
 @pytest.mark.parametrize("constant", ["published", "valid"])
-def test_gradients_are_finite_differences(constant, x64):
+def test_gradients_match_finite_differences(constant, x64):
     parameters = cast(draw(np.random.default_rng(1), 6), np.float64)
 
     def bound(relative):
@@ -64,8 +64,8 @@ def test_gradients_are_finite_differences(constant, x64):
     check_derivatives(bound, {"n": 1.0, "k": 1.0, "rest": jax.tree.map(jnp.ones_like, parameters)}, rtol=1e-6)
 
 
-def test_drift_keeps_its_digits_when_steps_are_small(dtype):
-    """At eta beta = 1e-6 the terms of h agree in all digits of float32."""
+def test_drift_is_accurate_for_small_steps(dtype):
+    """At eta beta = 1e-6, the terms of h agree to all digits of float32."""
     learning_rate, beta, tau = np.asarray(1e-7, dtype), np.asarray(10, dtype), np.asarray(5, dtype)
     x = oracles.mpmath.mpf(float(learning_rate)) * float(beta)
     exact = float(((1 + x) ** 5 - 1 - 5 * x) / float(beta))
@@ -73,7 +73,7 @@ def test_drift_keeps_its_digits_when_steps_are_small(dtype):
     np.testing.assert_allclose(h, exact, rtol=8 * float(np.finfo(dtype).eps))
 
 
-def test_beta_zero_is_the_limit(x64):
+def test_beta_zero_gives_the_limit(x64):
     def h(beta):
         return bounds.mean_drift(delta=2.0, beta=beta, learning_rate=0.01, local_steps=5.0)
 
@@ -94,14 +94,14 @@ FIXED = {
 }
 
 
-def test_scalars_mean_the_same_for_all_devices(dtype):
+def test_scalars_apply_to_all_devices(dtype):
     full = {name: np.full(20, FIXED[name], float) for name in ("rho", "beta", "num_samples")}
     np.testing.assert_allclose(
         bounds.convergence_bound(5, 90, **FIXED), bounds.convergence_bound(5, 90, **{**FIXED, **full}), rtol=1e-6
     )
 
 
-def test_edges(dtype):
+def test_edge_cases(dtype):
     assert bounds.scheduling_penalty(20, **without(FIXED, "rho", "phi")) == 0
     assert bounds.scheduling_penalty(0, **without(FIXED, "rho", "phi")) == np.inf
     assert bounds.convergence_bound(5, 0, **FIXED) == np.inf
@@ -117,7 +117,7 @@ def test_edges(dtype):
         assert all(leaf == 0 for leaf in jax.tree.leaves(gradient))
 
 
-def test_objective_has_its_floor(dtype):
+def test_objective_rounds_down_the_number_of_rounds(dtype):
     objective = jax.vmap(lambda t: bounds.scheduling_objective(5, t, budget_s=60.0, **FIXED))
     round_s = np.array([0.7, 0.70588, 59.0, 60.0, 60.1, np.inf, 0.0], dtype)
     expected = [bounds.convergence_bound(5, k, **FIXED) for k in (85, 85, 1, 1, 0, 0, 0)]
@@ -132,7 +132,7 @@ def test_more_devices_or_rounds_never_hurt():
 
 
 def test_valid_constant_bounds_the_gap_of_a_quadratic(x64):
-    """Theorem 2 on F_i(w) = beta/2 |w - c_i|^2, whose local steps, mean and expectation have closed forms."""
+    """Checks Theorem 2 on F_i(w) = beta/2 |w - c_i|^2, for which the expected gap has a closed form."""
     rng = np.random.default_rng(3)
     beta, eta, tau, dimensions = 2.0, 0.1, 5, 3
     for num_devices in (2, 5, 9):
@@ -165,12 +165,12 @@ def test_valid_constant_bounds_the_gap_of_a_quadratic(x64):
         ({"constant": "printed"}, r"constant must be one of 'published', 'valid', got 'printed'"),
     ],
 )
-def test_bad_input_is_named(change, message):
+def test_errors_name_bad_input(change, message):
     with pytest.raises(ValueError, match=message):
         bounds.convergence_bound(5, 10, **{**FIXED, **change})
 
 
-def test_bad_counts_are_named():
+def test_errors_name_bad_counts():
     with pytest.raises(ValueError, match=r"num_scheduled must be between 0 and M = 20, got 21"):
         bounds.convergence_bound(21, 10, **FIXED)
     with pytest.raises(ValueError, match=r"num_scheduled and num_rounds.*got \(3,\) and \(2,\)"):
@@ -181,8 +181,8 @@ def test_bad_counts_are_named():
         bounds.scheduling_objective(5, 1.0, budget_s=0.0, **FIXED)
 
 
-def test_what_overflows_is_infinite_and_of_no_consequence_where_it_does_not_count(dtype):
-    """With all devices scheduled nothing is lost by scheduling, whatever the constant would be."""
+def test_overflow_is_infinite_and_harmless_if_unused(dtype):
+    """If all devices are scheduled, the penalty is 0, even if the constant overflows."""
     steep = cast({**FIXED, "beta": 60.0, "learning_rate": 1.0, "local_steps": 400.0}, dtype)
     constants = without(steep, "rho", "phi")
     assert bounds.sampling_constant(**constants) == np.inf
@@ -193,14 +193,14 @@ def test_what_overflows_is_infinite_and_of_no_consequence_where_it_does_not_coun
     assert bounds.sampling_constant(**large) == 0
 
 
-def test_a_beta_of_another_shape_is_named():
+def test_errors_name_mismatched_shapes():
     with pytest.raises(ValueError, match=r"delta and beta must have shapes that broadcast, got \(20,\) and \(3,\)"):
         bounds.local_drift(delta=np.ones(20), beta=np.ones(3), learning_rate=0.1, local_steps=5)
 
 
 @pytest.mark.parametrize("beta", [0.0, 3e-20, 1e-9, 1e-5])
-def test_a_loss_that_is_all_but_linear(beta, dtype):
-    """To first order h = eta^2 beta delta tau (tau - 1)/2, and so are its derivatives."""
+def test_nearly_linear_loss(beta, dtype):
+    """To first order, h = eta^2 beta delta tau (tau - 1)/2. Its derivative must agree as well."""
     drift = lambda beta: bounds.mean_drift(delta=2.0, beta=beta, learning_rate=0.1, local_steps=7.0)  # noqa: E731
     slope = 0.1**2 * 2 * 7 * 6 / 2
     value, derivative = jax.value_and_grad(drift)(jnp.asarray(beta, dtype))

@@ -23,7 +23,7 @@ MAX_DEVICES = 64
 def many_worlds():
     """10,000 worlds of 1 to 64 devices with random schedules, and SciPy's round times.
 
-    Each world is filled up to 64 devices with unscheduled ones, so that all can be solved in one call.
+    Each world is padded to 64 devices with unscheduled ones, so that one call solves all worlds.
     """
     rng = np.random.default_rng(2020)
     drawn = []
@@ -73,16 +73,16 @@ def test_ten_thousand_worlds_against_brentq(many_worlds, dtype):
     )
 
 
-def test_a_call_costs_few_solves(many_worlds, dtype):
-    """The searches of Alg. 1, plus the one that turns the round time into shares."""
+def test_allocate_needs_few_solves(many_worlds, dtype):
+    """Counts the searches of Alg. 1 and the one that turns the round time into shares."""
 
     def count(scheduled, observation, cell):
         member, upload = bandwidth.solvable(scheduled, radio.uploads(observation, cell))
         return 1 + bandwidth._solve(member, upload)[2]
 
-    count_20 = {name: value[:, :20] for name, value in many_worlds.items() if name != "round_s"}
-    count_20["scheduled"] = np.ones_like(count_20["scheduled"])
-    everybody = np.asarray(in_batches(count, dtype, count_20))
+    full_worlds = {name: value[:, :20] for name, value in many_worlds.items() if name != "round_s"}
+    full_worlds["scheduled"] = np.ones_like(full_worlds["scheduled"])
+    everybody = np.asarray(in_batches(count, dtype, full_worlds))
     anybody = np.asarray(in_batches(count, dtype, many_worlds))
     assert max(everybody.mean(), anybody.mean()) <= 5
     assert max(everybody.max(), anybody.max()) <= 8
@@ -93,7 +93,7 @@ def world(dtype):
     return worlds.build(worlds.draw(np.random.default_rng(1), 6), dtype)
 
 
-def test_one_device_has_the_whole_band(world):
+def test_single_device_gets_the_whole_band(world):
     observation, cell = world
     for i in range(6):
         decision = fcjax.allocate(np.arange(6) == i, observation, cell)
@@ -109,14 +109,14 @@ def test_nobody_scheduled(world):
 
 
 @pytest.mark.parametrize("change", [{"gain": 0.0}, {"compute_s": np.inf}])
-def test_a_device_that_never_finishes(world, change):
+def test_device_that_never_finishes(world, change):
     observation, cell = world
     (name, value), scheduled = *change.items(), np.arange(6) < 3
     never = dataclasses.replace(observation, **{name: np.where(np.arange(6) == 1, value, getattr(observation, name))})
     decision = fcjax.allocate(scheduled, never, cell)
     assert decision.round_s == np.inf
     np.testing.assert_array_equal(decision.share, np.arange(6) == 1)
-    # Not scheduled, it disturbs nobody.
+    # If it is not scheduled, it affects nobody.
     np.testing.assert_array_equal(
         fcjax.allocate(np.arange(6) > 1, never, cell).share, fcjax.allocate(np.arange(6) > 1, observation, cell).share
     )
@@ -131,8 +131,8 @@ def test_equal_devices_share_equally(dtype):
     np.testing.assert_allclose(share, np.where(np.arange(8) < 5, 0.2, 0), rtol=4 * float(np.finfo(dtype).eps))
 
 
-def test_uploads_much_shorter_than_computation_keep_their_digits():
-    """10 us of upload behind 500 s of computation: beyond float32's resolution of the round time."""
+def test_very_short_uploads_keep_their_precision():
+    """Uploads take 10 us after 500 s of computation, which float32 cannot resolve in the round time."""
     gain, compute_s = np.float32([1e-9, 2e-9, 5e-9]), np.float32([500.0, 500.0, 400.0])
     cell = fcjax.Cell(20e6, 10**-20.4, power_w=np.full(3, 0.01, np.float32), upload_bits=1e3)
     decision = fcjax.allocate(np.array([True, True, False]), fcjax.Observation(gain, compute_s), cell)
@@ -141,8 +141,8 @@ def test_uploads_much_shorter_than_computation_keep_their_digits():
     np.testing.assert_allclose(upload_s[0], upload_s[1], rtol=1e-6)
 
 
-def test_members_whose_earliest_times_round_to_one_number(dtype):
-    """Floors of 7e-13 and 4e-10 s behind 500 s of computation: only their differences tell who is last."""
+def test_earliest_times_that_round_to_the_same_number(dtype):
+    """Uploads take at least 7e-13 s and 4e-10 s after 500 s of computation. Only differences show which is last."""
     gain, cell = np.array([1e-10, 2e-13], dtype), fcjax.Cell(20e6, 10**-20.4, np.full(2, 0.01, dtype), 10.0)
     shares = [
         fcjax.allocate(np.ones(2, bool), fcjax.Observation(gain, np.full(2, compute_s, dtype)), cell).share
@@ -153,7 +153,7 @@ def test_members_whose_earliest_times_round_to_one_number(dtype):
 
 
 @pytest.mark.parametrize("weak", [1e-29, 1e-30, 1e-33, 1e-36])
-def test_a_very_weak_signal_takes_the_band_and_the_time(weak, dtype):
+def test_very_weak_signal_takes_the_whole_band(weak, dtype):
     gain = np.array([weak, 1e-11, 1e-11], dtype)
     cell = fcjax.Cell(20e6, 10**-20.4, np.full(3, 0.01, dtype), 1.6e6)
     decision = fcjax.allocate(np.ones(3, bool), fcjax.Observation(gain, np.full(3, 0.5, dtype)), cell)
@@ -161,7 +161,7 @@ def test_a_very_weak_signal_takes_the_band_and_the_time(weak, dtype):
     np.testing.assert_allclose(decision.round_s, 10**-20.4 * 1.6e6 * np.log(2) / (0.01 * weak), rtol=1e-5)
 
 
-def test_integers_of_any_size_are_numbers():
+def test_large_integers_are_accepted():
     observation = fcjax.Observation([1e-11] * 3, [0, 1, 0])
     for bits in (3_200_000_000, np.int64(3_200_000_000), np.full(3, 3_200_000_000)):
         cell = fcjax.Cell(5 * 10**9, 10**-20.4, [1, 2, 1], bits)
@@ -172,7 +172,7 @@ def test_integers_of_any_size_are_numbers():
         )
 
 
-def test_vmap_equals_a_loop(dtype):
+def test_vmap_matches_a_loop(dtype):
     rng = np.random.default_rng(9)
     cell = fcjax.Cell(power_w=np.full(12, 0.01, dtype), **worlds.RADIO)
     drawn = [worlds.draw(rng, 12) for _ in range(8)]
@@ -185,7 +185,7 @@ def test_vmap_equals_a_loop(dtype):
         np.testing.assert_allclose(batched.round_s[i], one.round_s, rtol=4 * float(np.finfo(dtype).eps))
 
 
-def test_types_follow_the_inputs(x64):
+def test_dtypes_follow_the_inputs(x64):
     observation, cell = worlds.build(worlds.draw(np.random.default_rng(1), 6), np.float32)
     decision = fcjax.allocate(np.ones(6, bool), observation, cell)
     round_s, scheduled = fcjax.fastest_sets(observation, cell)
@@ -193,7 +193,7 @@ def test_types_follow_the_inputs(x64):
     assert decision.scheduled.dtype == scheduled.dtype == bool
 
 
-def test_nothing_recompiles_when_the_schedule_changes(world):
+def test_new_schedules_do_not_recompile(world):
     traces = []
 
     @jax.jit
@@ -208,7 +208,7 @@ def test_nothing_recompiles_when_the_schedule_changes(world):
 
 @given(seed=st.integers(0, 2**31), num_devices=st.integers(2, 12))
 def test_physics(seed, num_devices):
-    """Relabelling changes nothing; a stronger signal or one device less never slows a round down."""
+    """Relabelling changes nothing. A stronger signal or one device fewer never slows down a round."""
     with jax.enable_x64(True):
         rng = np.random.default_rng(seed)
         world = {k: np.float64(v) for k, v in worlds.draw(rng, 12).items()}
@@ -232,7 +232,7 @@ def _allocate(scheduled, world):
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("radius_m", [300, 3000])
-def test_derivatives_in_every_leaf(radius_m, x64):
+def test_derivatives_wrt_every_leaf(radius_m, x64):
     drawn = worlds.draw(np.random.default_rng(4), 5, radius_m=(radius_m, radius_m + 1))
     observation, cell = worlds.build(drawn, np.float64)
     scheduled = np.array([True, False, True, True, True])
@@ -242,7 +242,7 @@ def test_derivatives_in_every_leaf(radius_m, x64):
         return jnp.log(decision.round_s), jnp.log(decision.share[scheduled])
 
     check_derivatives(*worlds.log_leaves(logarithms, observation, cell), rtol=1e-5)
-    # And no leaf is left out.
+    # The round time depends on every leaf.
     function, at = worlds.log_leaves(lambda o, c: fcjax.allocate(scheduled, o, c).round_s, observation, cell)
     gradient = jax.grad(function)(at)
     assert all(np.all(gradient[name] != 0) for name in ("bandwidth_hz", "noise_psd_w_hz", "upload_bits"))
@@ -257,7 +257,7 @@ def test_check_grads_of_the_round_time(x64):
     check_grads(jax.jit(function), (at,), order=2, eps=1e-4, rtol=1e-4)
 
 
-def test_gradients_in_float32(world):
+def test_gradients_are_finite_and_have_the_right_sign(world):
     observation, cell = world
     gradient = jax.grad(lambda o: fcjax.allocate(np.ones(6, bool), o, cell).round_s)(observation)
     assert np.all(np.isfinite(gradient.gain))
@@ -290,7 +290,7 @@ def test_fastest_sets_with_devices_that_never_finish(dtype):
 
 
 @pytest.mark.slow
-def test_fastest_sets_is_no_slower_than_any_tried_set(dtype):
+def test_fastest_sets_beat_random_swaps(dtype):
     observation, cell = worlds.build(worlds.draw(np.random.default_rng(11), 150), dtype)
     round_s, scheduled = jax.jit(fcjax.fastest_sets)(observation, cell)
     assert np.all(np.diff(round_s) >= 0)
@@ -305,7 +305,7 @@ def test_fastest_sets_is_no_slower_than_any_tried_set(dtype):
 
 
 @pytest.mark.slow
-def test_fastest_sets_round_times_have_the_gradients_of_their_sets(x64):
+def test_fastest_sets_gradients_match_allocate(x64):
     observation, cell = worlds.build(worlds.draw(np.random.default_rng(6), 4), np.float64)
     _, scheduled = fcjax.fastest_sets(observation, cell)
     gradient = jax.jacrev(lambda o: fcjax.fastest_sets(o, cell)[0])(observation)
@@ -314,8 +314,8 @@ def test_fastest_sets_round_times_have_the_gradients_of_their_sets(x64):
     np.testing.assert_allclose(gradient.compute_s, expected.compute_s, rtol=1e-9, atol=1e-15)
 
 
-def test_fastest_sets_needs_little_memory():
-    """For 1000 devices less than one float for each pair, beside the masks that it returns."""
+def test_fastest_sets_need_little_memory():
+    """For 1000 devices, it needs less than one float per pair, besides the masks that it returns."""
     observation, cell = worlds.build(worlds.draw(np.random.default_rng(0), 1000), np.float32)
     memory = jax.jit(fcjax.fastest_sets).lower(observation, cell).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 4 * 1000**2
@@ -331,15 +331,15 @@ def test_fastest_sets_needs_little_memory():
         (None, r"scheduled must be a mask of booleans.*object"),
     ],
 )
-def test_bad_schedules_are_named(scheduled, message, world):
+def test_errors_name_bad_schedules(scheduled, message, world):
     with pytest.raises(ValueError, match=message):
         fcjax.allocate(scheduled, *world)
     with pytest.raises(ValueError, match=message):
         bandwidth.round_time(scheduled, np.full(6, 1 / 6), *world)
 
 
-def test_devices_that_have_next_to_no_time_and_all_time_in_one_round(dtype):
-    """Ratios of times that are no numbers in float32 any more."""
+def test_extreme_ratios_of_compute_times(dtype):
+    """The ratios of the times overflow float32."""
     cell = fcjax.Cell(2e7, 4e-21, np.full(3, 0.01, dtype), 1e4)
     observation = fcjax.Observation(np.array([1e-7, 1e-7, 1e-10], dtype), np.array([1e-40, 1e28, 1.0], dtype))
     decision = fcjax.allocate(np.ones(3, bool), observation, cell)
@@ -349,7 +349,7 @@ def test_devices_that_have_next_to_no_time_and_all_time_in_one_round(dtype):
     assert np.all(np.isfinite(fcjax.required_share(1e35, observation, cell)))
 
 
-def test_bad_cells_are_named_also_inside_jit(world):
+def test_errors_name_bad_cells_even_under_jit(world):
     observation, cell = world
     with pytest.raises(ValueError, match=r"observation.gain must have shape \(6,\), got \(3,\)"):
         jax.jit(fcjax.allocate)(np.ones(6, bool), dataclasses.replace(observation, gain=np.ones(3)), cell)

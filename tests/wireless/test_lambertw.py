@@ -10,7 +10,7 @@ from fcjax.wireless.lambertw import _AWAY, _NEAR_BRANCH_POINT, _UPPER_ROOT, _rat
 
 
 def domain(branch, dtype, num=2600):
-    """Points over the whole real domain: by magnitude, uniform, and towards the branch point to its last ulps."""
+    """Points over the whole real domain: log-uniform, uniform, and near the branch point, down to one ulp."""
     rng = np.random.default_rng(branch + 2)
     info = np.finfo(dtype)
     branch_point = dtype.type(-np.exp(-1))
@@ -53,8 +53,8 @@ def test_value_and_derivatives_against_mpmath(branch, dtype):
                 assert error <= 4 * float(info.eps) * max(1, conditioning), (point, order, got, exact)
 
 
-def test_value_needs_no_allowance_for_conditioning(dtype):
-    # The float z is taken as exact, up to the branch point itself.
+def test_value_is_accurate_regardless_of_conditioning(dtype):
+    # The float z counts as exact, even next to the branch point.
     for branch in (0, -1):
         z = domain(branch, dtype, num=300)
         w = np.asarray(fcjax.lambertw(z, branch), np.float64)
@@ -80,7 +80,7 @@ def test_value_needs_no_allowance_for_conditioning(dtype):
         (np.nan, -1, np.nan),
     ],
 )
-def test_edges(z, branch, expected, dtype):
+def test_edge_cases(z, branch, expected, dtype):
     np.testing.assert_array_equal(fcjax.lambertw(np.asarray(z, dtype), branch), np.asarray(expected, dtype))
 
 
@@ -112,7 +112,7 @@ def test_vmap_jit_and_shapes(dtype):
     np.testing.assert_allclose(w * jnp.exp(w), z, rtol=20 * float(np.finfo(dtype).eps))
 
 
-def test_types(x64):
+def test_dtypes(x64):
     assert fcjax.lambertw(1).dtype == jnp.float64
     assert fcjax.lambertw(np.float32(1)).dtype == jnp.float32
     half = fcjax.lambertw(jnp.asarray([1.0, 2.0], jnp.bfloat16))
@@ -124,7 +124,7 @@ def test_types(x64):
 
 
 @pytest.mark.parametrize("branch", [1, -2, 0.5, True, "0", None])
-def test_unknown_branch_is_named(branch):
+def test_errors_name_unknown_branch(branch):
     with pytest.raises(ValueError, match=f"branch must be the number 0 or -1.*{branch!r}"):
         fcjax.lambertw(1.0, branch)
 
@@ -136,8 +136,8 @@ def test_x_minus_log1p(dtype):
     np.testing.assert_allclose(x_minus_log1p(x), exact, rtol=5 * float(np.finfo(dtype).eps))
 
 
-def test_guesses_are_as_good_as_the_number_of_steps_assumes(x64):
-    """One Halley step cubes the error, so that these bounds reach 1e-16 in one, one and two steps."""
+def test_initial_guesses_are_accurate_enough(x64):
+    """A Halley step cubes the error, so these guesses reach 1e-16 in one, one and two steps."""
     sigma = np.geomspace(1e-10, 760, 4000)
     t = np.sqrt(2 * sigma)
     np.testing.assert_allclose(sigma + t * _rational(t, _UPPER_ROOT), upper_root(sigma), rtol=3e-6)

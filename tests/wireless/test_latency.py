@@ -18,13 +18,13 @@ CELL = fcjax.Cell(
 )
 
 
-def test_shifted_exponential():
+def test_compute_time_is_shifted_exponential():
     samples = 5 * 128
     compute_s = np.asarray(latency.compute_time(jax.random.key(0), samples, CELL))
     assert stats.kstest(compute_s, stats.expon(loc=samples * 5e-4, scale=samples / 1000.0).cdf).pvalue > 1e-3
 
 
-def test_devices_differ_and_draws_do_not_depend_on_their_number():
+def test_draws_do_not_depend_on_number_of_devices():
     key = jax.random.key(1)
     few = dataclasses.replace(
         CELL, power_w=np.ones(3), sample_floor_s=np.array([1e-3, 2e-3, 0.0]), sample_rate_hz=np.array([1e3, 1e9, 1e2])
@@ -34,7 +34,7 @@ def test_devices_differ_and_draws_do_not_depend_on_their_number():
     np.testing.assert_allclose(drawn, [0.1 + 0.1 * unit[0], 0.2, 0.0], rtol=1e-5)
 
 
-def test_gradient_by_floor_and_rate(x64):
+def test_gradient_wrt_floor_and_rate(x64):
     def mean(cell):
         return latency.compute_time(jax.random.key(0), 640, cell).mean()
 
@@ -53,6 +53,6 @@ def test_gradient_by_floor_and_rate(x64):
         ({}, -1, r"num_samples.*got -1"),
     ],
 )
-def test_bad_input_is_named(fields, samples, message):
+def test_errors_name_bad_input(fields, samples, message):
     with pytest.raises(ValueError, match=message):
         latency.compute_time(jax.random.key(0), samples, dataclasses.replace(CELL, **fields))

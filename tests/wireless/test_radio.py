@@ -18,7 +18,7 @@ from fcjax import radio
 CELL = fcjax.Cell(bandwidth_hz=20e6, noise_psd_w_hz=10**-20.4, power_w=np.full(4, 0.01), upload_bits=1.6e6)
 
 
-def many(num, **fields):
+def cell_of(num, **fields):
     return dataclasses.replace(CELL, power_w=np.full(num, 0.01), **fields)
 
 
@@ -29,15 +29,15 @@ def test_decibels(dtype):
 
 
 def test_placement_is_uniform_in_the_disc():
-    distance_m = np.asarray(radio.place(jax.random.key(0), many(20_000, radius_m=600.0)))
+    distance_m = np.asarray(radio.place(jax.random.key(0), cell_of(20_000, radius_m=600.0)))
     assert stats.kstest((distance_m / 600) ** 2, "uniform").pvalue > 1e-3
 
 
-def test_draws_depend_on_the_device_and_not_on_how_many_there_are():
+def test_draws_do_not_depend_on_number_of_devices():
     key = jax.random.key(7)
     shadowed = {"scatter": 0.5, "shadowing_db": 8.0}
     for draw in (radio.place, radio.fade):
-        np.testing.assert_array_equal(draw(key, many(5, **shadowed)), draw(key, many(50, **shadowed))[:5])
+        np.testing.assert_array_equal(draw(key, cell_of(5, **shadowed)), draw(key, cell_of(50, **shadowed))[:5])
 
 
 def test_path_gain_is_the_3gpp_macro_model():
@@ -46,26 +46,26 @@ def test_path_gain_is_the_3gpp_macro_model():
     np.testing.assert_allclose(radio.path_gain(distance_m, CELL), 10 ** (-loss_db / 10), rtol=1e-5)
 
 
-def test_distance_zero_counts_as_the_least_distance():
+def test_short_distances_are_clipped():
     gain = radio.path_gain(np.array([0.0, 0.5, 1.0]), CELL)
     assert np.all(np.isfinite(gain))
     assert np.all(gain == gain[2])
     assert gain[2] < 1
 
 
-def test_fading_and_shadowing_have_their_distributions():
+def test_fading_and_shadowing_follow_their_distributions():
     key = jax.random.key(3)
-    np.testing.assert_array_equal(radio.fade(key, many(100)), np.ones(100))
-    rayleigh = np.asarray(radio.fade(key, many(20_000, scatter=1.0)))
+    np.testing.assert_array_equal(radio.fade(key, cell_of(100)), np.ones(100))
+    rayleigh = np.asarray(radio.fade(key, cell_of(20_000, scatter=1.0)))
     assert stats.kstest(rayleigh, "expon").pvalue > 1e-3
-    scatter = 0.2  # Rician: 2 power/s is non-central chi-squared with 2 degrees of freedom and 2 (1 - s)/s
-    rician = np.asarray(radio.fade(key, many(20_000, scatter=scatter)), np.float64)
+    scatter = 0.2  # Rician: 2 power/s is chi-squared with 2 degrees of freedom and noncentrality 2 (1 - s)/s
+    rician = np.asarray(radio.fade(key, cell_of(20_000, scatter=scatter)), np.float64)
     assert stats.kstest(2 * rician / scatter, stats.ncx2(2, 2 * (1 - scatter) / scatter).cdf).pvalue > 1e-3
-    shadow_db = 10 * np.log10(radio.fade(key, many(20_000, shadowing_db=8.0)))
+    shadow_db = 10 * np.log10(radio.fade(key, cell_of(20_000, shadowing_db=8.0)))
     assert stats.kstest(shadow_db / 8, "norm").pvalue > 1e-3
 
 
-def test_every_leaf_of_the_channel_has_a_finite_gradient():
+def test_channel_gradients_are_finite():
     def total(cell):
         return jnp.sum(
             radio.path_gain(radio.place(jax.random.key(0), cell), cell) * radio.fade(jax.random.key(1), cell)
@@ -94,7 +94,7 @@ def test_efficiency_against_mpmath(dtype):
 
 def test_efficiency_at_the_edges(dtype):
     gamma = np.array([0, 1, 1.5, -0.1, np.nan], dtype)
-    traced = jax.jit(radio.required_efficiency)(gamma)  # whose values nobody can look at
+    traced = jax.jit(radio.required_efficiency)(gamma)  # jit hides the values, so nothing is rejected
     np.testing.assert_array_equal(traced, np.array([np.inf, 0, 0, np.nan, np.nan], dtype))
     with pytest.raises(ValueError, match=r"gamma\[3\] must be zero or more, got -0.1"):
         radio.required_efficiency(gamma)
@@ -104,7 +104,7 @@ def test_efficiency_at_the_edges(dtype):
 
 
 def test_required_share_against_mpmath(dtype):
-    """Within 8 eps times the largest relative change of the share by a relative change of an input."""
+    """The error is at most 8 eps times the relative condition number."""
     mpf = oracles.mpmath.mpf
     rng = np.random.default_rng(1)
     required_share = jax.jit(fcjax.required_share)
@@ -125,7 +125,7 @@ def test_required_share_against_mpmath(dtype):
             gamma = (
                 noise * bits * oracles.mpmath.log(2) / (upload_s * power * gain) if upload_s > 0 else oracles.mpmath.inf
             )
-            if gamma >= 1:  # by the rounding of the deadline
+            if gamma >= 1:  # because the deadline was rounded
                 assert upload_s > 0 or np.isinf(share[i])
                 continue
             y = oracles.efficiency(gamma)
@@ -144,7 +144,7 @@ def test_required_share_meets_the_deadline_exactly(x64):
     assert np.all(finish_s[~enough] > 40)
 
 
-def test_required_share_is_inf_where_no_bandwidth_is_enough(dtype):
+def test_required_share_is_inf_if_infeasible(dtype):
     gain = np.array([1e-11, 0.0, 1e-11, 1e-22], dtype)
     observation = fcjax.Observation(gain, np.array([0.5, 0.5, 1.0, 0.5], dtype))
     share = np.asarray(fcjax.required_share(1.0, observation, CELL))
@@ -161,7 +161,7 @@ def test_required_share_is_inf_where_no_bandwidth_is_enough(dtype):
     scale=st.floats(0.01, 100),
 )
 def test_required_share_physics(spare, factor, gain, scale):
-    """More time or more gain needs less band; scaling band, power and payload together changes nothing."""
+    """More time or gain requires less bandwidth. Scaling bandwidth, power and payload together changes nothing."""
     cell = dataclasses.replace(CELL, power_w=np.full(1, 0.01))
     floor_s = 10**-20.4 * 1.6e6 * math.log(2) / (0.01 * gain)
 
@@ -196,7 +196,7 @@ def test_rate(dtype):
     np.testing.assert_allclose(radio.rate(share, observation, cell), np.where(share > 0, expected, 0), rtol=2e-6)
 
 
-def test_types_follow_the_inputs(x64):
+def test_dtype_follows_the_inputs(x64):
     observation, cell = worlds.build(worlds.draw(np.random.default_rng(3), 6), np.float32)
     assert fcjax.required_share(3.0, observation, cell).dtype == jnp.float32
     assert fcjax.required_share(np.float64(3.0), observation, cell).dtype == jnp.float64
@@ -226,7 +226,7 @@ def test_types_follow_the_inputs(x64):
         ({"deadline_s": np.ones(3)}, r"deadline_s must have shape \(\) or \(4,\), got \(3,\)"),
     ],
 )
-def test_bad_uplinks_are_named(change, message):
+def test_errors_name_bad_uplinks(change, message):
     values = {"gain": np.full(4, 1e-11), "compute_s": np.full(4, 0.5), "deadline_s": 1.0} | change
     observation = fcjax.Observation(values.pop("gain"), values.pop("compute_s"))
     with pytest.raises(ValueError, match=message):
@@ -236,20 +236,29 @@ def test_bad_uplinks_are_named(change, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: radio.place(jax.random.key(0), many(3, radius_m=0.0)), r"cell.radius_m must be positive.*got 0"),
-        (lambda: radio.place(jax.random.key(0), many(3, radius_m=np.ones(3))), r"cell.radius_m must have shape \(\)"),
+        (lambda: radio.place(jax.random.key(0), cell_of(3, radius_m=0.0)), r"cell.radius_m must be positive.*got 0"),
+        (
+            lambda: radio.place(jax.random.key(0), cell_of(3, radius_m=np.ones(3))),
+            r"cell.radius_m must have shape \(\)",
+        ),
         (lambda: radio.path_gain(-5.0, CELL), r"distance_m.*got -5"),
-        (lambda: radio.path_gain(5.0, many(3, reference_gain=-1.0)), r"cell.reference_gain must be positive.*got -1"),
-        (lambda: radio.path_gain(5.0, many(3, path_loss_exponent=np.nan)), r"cell.path_loss_exponent.*got nan"),
-        (lambda: radio.fade(jax.random.key(0), many(3, scatter=1.5)), r"cell.scatter must be between 0 and 1, got 1.5"),
-        (lambda: radio.fade(jax.random.key(0), many(3, shadowing_db=-1.0)), r"cell.shadowing_db.*got -1"),
+        (
+            lambda: radio.path_gain(5.0, cell_of(3, reference_gain=-1.0)),
+            r"cell.reference_gain must be positive.*got -1",
+        ),
+        (lambda: radio.path_gain(5.0, cell_of(3, path_loss_exponent=np.nan)), r"cell.path_loss_exponent.*got nan"),
+        (
+            lambda: radio.fade(jax.random.key(0), cell_of(3, scatter=1.5)),
+            r"cell.scatter must be between 0 and 1, got 1.5",
+        ),
+        (lambda: radio.fade(jax.random.key(0), cell_of(3, shadowing_db=-1.0)), r"cell.shadowing_db.*got -1"),
     ],
 )
-def test_bad_channels_are_named(call, message):
+def test_errors_name_bad_channels(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_bad_shares_are_named():
+def test_errors_name_bad_shares():
     with pytest.raises(ValueError, match=r"share\[0\].*got -0.1"):
         radio.rate(np.array([-0.1, 0, 0, 0]), fcjax.Observation(np.full(4, 1e-11), np.full(4, 0.5)), CELL)

@@ -1,4 +1,4 @@
-"""`fastest_sets` and the fastest addition are tested with the allocation that they rest on, in test_bandwidth."""
+"""Tests `cheapest_set`. test_bandwidth tests `fastest_sets` and the fastest addition."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from fcjax.wireless import sets
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 COSTS = {
     "as the bound": lambda n, round_s: 3 * round_s + jnp.sqrt(round_s) + 20 / n,
-    "steps": lambda n, round_s: jnp.ceil(4 * round_s) + jnp.ceil(30 / n),  # many are equal
+    "steps": lambda n, round_s: jnp.ceil(4 * round_s) + jnp.ceil(30 / n),  # with many ties
     "time alone": lambda n, round_s: round_s,
     "number alone": lambda n, round_s: -n.astype(round_s.dtype),
     "up and down": lambda n, round_s: round_s + 2 * jnp.cos(n.astype(round_s.dtype)),
@@ -26,13 +26,13 @@ COSTS = {
 
 @jax.jit
 def cheapest_set(which, upload):
-    """In one program for all costs."""
+    """Uses one program for all costs."""
     return sets.cheapest_set(lambda n, round_s: lax.switch(which, list(COSTS.values()), n, round_s), upload)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [1, 40])
-def test_the_cheapest_set_is_the_cheapest_of_all_sizes(num_devices, x64):
+def test_cheapest_set_is_cheapest_over_all_sizes(num_devices, x64):
     for which, cost in enumerate(COSTS.values()):
         world = worlds.draw(np.random.default_rng(which), num_devices, radius_m=(300, 900))
         observation, cell = worlds.build(world, np.float64)
@@ -42,7 +42,7 @@ def test_the_cheapest_set_is_the_cheapest_of_all_sizes(num_devices, x64):
         np.testing.assert_array_equal(cheapest_set(which, radio.uploads(observation, cell)), expected)
 
 
-def test_devices_that_never_finish_are_not_in_the_cheapest_set(x64):
+def test_cheapest_set_excludes_devices_that_never_finish(x64):
     world = worlds.draw(np.random.default_rng(3), 8, radius_m=(300, 900))
     world["gain"][[2, 5]] = 0
     upload = radio.uploads(*worlds.build(world, np.float64))
