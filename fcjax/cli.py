@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import shlex
 import sys
+import textwrap
 import time
 import traceback
 import warnings
@@ -28,11 +29,6 @@ mini-batches. Writes to OUT:
   accuracy_by_X.png   best accuracy against X, for each X of --axis (and .pdf)
 """
 
-# The names in fcjax.policies.REGISTRY; importing it takes a second, and --help should not wait.
-POLICIES = (
-    "fc, exact, fixed(n=...), rd, pf, cs(threshold_s=...), as(threshold_s=...), everybody, "
-    "cs-l, cs-h, as-l, as-h, fixed-N"
-)
 EXAMPLES = """examples:
   {program} --phi 0.05
   {program} --policy fc rd pf cs-l cs-h as-l as-h --distribution l1 l2 iid --out out/all
@@ -65,8 +61,20 @@ def fetch(argv: list[str]) -> int:
     return main(argv, program="fcjax data")
 
 
+class _Parser(argparse.ArgumentParser):
+    def format_help(self) -> str:
+        """Adds the names of all policies, which are slow to import."""
+        from fcjax import policies
+
+        names = [*policies.REGISTRY.names(), "centralized (all data in one place)", "my_file:my_policy(x=2) (yours)"]
+        return f"{super().format_help()}\npolicies:\n{textwrap.fill(', '.join(names), 100, **_INDENT)}\n"
+
+
+_INDENT: Any = {"initial_indent": "  ", "subsequent_indent": "  "}
+
+
 def parser(program: str = "fcjax sweep") -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
+    p = _Parser(
         prog=program,
         description=SWEEP,
         epilog=EXAMPLES.format(program=program),
@@ -78,7 +86,7 @@ def parser(program: str = "fcjax sweep") -> argparse.ArgumentParser:
         "--policy",
         default=["fc"],
         **several,
-        help=f"{POLICIES}; centralized: all data in one place; or my_file:my_policy (default: fc)",
+        help="policies by name, as listed below (default: fc)",
     )
     p.add_argument("--dataset", default="mnist", help="mnist, cifar10, fashion_mnist, ... (default: mnist)")
     p.add_argument("--distribution", default=["l1"], **several, help="iid, l1, l2, ..., dir0.1, ... (default: l1)")
