@@ -109,9 +109,8 @@ def shortest_round_s(experiment: Experiment) -> float | None:
     num_devices = checks.num_devices(cell)
     compute_s = training.local_steps * training.batch_size * np.broadcast_to(cell.sample_floor_s, num_devices)
     # Fading is unbounded, so then only the computation time has a lower bound.
-    fades = float(np.asarray(cell.scatter)) > 0 or float(np.asarray(cell.shadowing_db)) > 0
     upload_s = np.zeros(num_devices)
-    if not fades:
+    if not radio.fades(cell):
         upload_s = np.asarray(cell.upload_bits) / np.asarray(_rate_at_the_base_station(cell))
     return float(np.min(compute_s + upload_s))
 

@@ -79,6 +79,19 @@ _ABOUT = {  # unit and meaning
 }
 
 
+_NEEDED = (  # by `summary`
+    "elapsed_s",
+    "round_s",
+    "scheduled",
+    "accuracy",
+    "tilde_accuracy",
+    "rounds",
+    "start_accuracy",
+    "stop",
+    "diverged_round",
+)
+
+
 def to_dataset(
     labelled: Sequence[tuple[Mapping[str, Any], Run]],
     about: Mapping[str, Any] | None = None,
@@ -275,14 +288,14 @@ def load(path: str | os.PathLike) -> xr.Dataset:
 
 
 def read(path: str | os.PathLike) -> xr.Dataset:
-    """Opens a results file lazily."""
+    """Opens a results file lazily; files of older versions may lack some variables."""
     try:
         dataset = xr.open_dataset(path, engine="netcdf4")
     except FileNotFoundError:
         raise
     except Exception as error:  # a damaged file raises many kinds
         raise _unreadable(path, error) from error
-    missing = [name for name in (*SETTINGS, *_ABOUT) if name not in dataset.variables]
+    missing = [name for name in (*SETTINGS, *_NEEDED) if name not in dataset.variables]
     if missing:
         raise ValueError(f"{path} is not a results file: it has no {', '.join(missing)}")
     return dataset

@@ -69,6 +69,11 @@ def fade(key: Array, cell: Cell) -> Array:
     return ((1 - scatter) + scattered + cross) * db_to_linear(shadowing_db * shadow)
 
 
+def fades(cell: Cell) -> bool:
+    """Returns whether `fade` is random; the cell must not be traced."""
+    return float(np.asarray(cell.scatter)) > 0 or float(np.asarray(cell.shadowing_db)) > 0
+
+
 def rate(share: ArrayLike, observation: Observation, cell: Cell) -> Array:
     """Returns each device's rate over its share of the bandwidth, (M,) bit/s; 0 for share 0."""
     observation, cell = checks.uplink(observation, cell, needs_upload=False)
