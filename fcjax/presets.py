@@ -1,5 +1,7 @@
 """Named experiments. `shi2020` is the paper's; its figures imply what its text omits."""
 
+from __future__ import annotations  # short types in help()
+
 import dataclasses
 import difflib
 import functools

@@ -8,6 +8,8 @@ Constructors check nothing, because pytrees of the same class also carry gradien
 compute with these values check them (see `fcjax.checks`).
 """
 
+from __future__ import annotations  # short types in help()
+
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, dataclass_transform

@@ -4,6 +4,8 @@ A model is a set of pure functions of its parameters, a pytree. It takes inputs 
 then all inputs are normalised with the model's mean and standard deviation.
 """
 
+from __future__ import annotations  # short types in help()
+
 import functools
 import math
 from collections.abc import Callable, Sequence

@@ -1,5 +1,7 @@
 """The contract of policies. `check_policy` finds faults in a policy before a long sweep does."""
 
+from __future__ import annotations  # short types in help()
+
 import dataclasses
 import functools
 from typing import Any

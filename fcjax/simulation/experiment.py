@@ -1,5 +1,7 @@
 """Experiments, and checks that their parts fit together."""
 
+from __future__ import annotations  # short types in help()
+
 import dataclasses
 from typing import Literal
 

@@ -1,5 +1,7 @@
 """Alg. 3: simulates rounds until the time budget is spent."""
 
+from __future__ import annotations  # short types in help()
+
 import dataclasses
 import functools
 import warnings

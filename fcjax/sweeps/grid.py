@@ -5,6 +5,8 @@ An axis is a name and its values. A name with a dot is a leaf of the experiment,
 that differ only in numbers share one compiled program.
 """
 
+from __future__ import annotations  # short types in help()
+
 import dataclasses
 import difflib
 import functools

@@ -1,5 +1,7 @@
 """Runs a sweep and returns one data set."""
 
+from __future__ import annotations  # short types in help()
+
 import dataclasses
 import os
 import warnings
@@ -40,7 +42,7 @@ def sweep(
     seeds: int | Iterable[int] = 5,
     axes: Mapping[str, Any] | None = None,
     preset: Callable[..., Experiment] = presets.shi2020,
-    client: "Client | None" = None,
+    client: Client | None = None,
     keep: str | os.PathLike | None = None,
     out: str | os.PathLike | None = None,
     workers: int | None = None,
@@ -90,7 +92,7 @@ def sweep(
 def run_all(
     jobs: Sequence[Job],
     *,
-    client: "Client | None" = None,
+    client: Client | None = None,
     keep: str | os.PathLike | None = None,
     out: str | os.PathLike | None = None,
     workers: int | None = None,

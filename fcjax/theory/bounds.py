@@ -10,6 +10,8 @@ All are plain functions of arrays, differentiable in every argument; n, K and ta
 paper's symbols are learning_rate = eta, local_steps = tau, phi = varphi, budget_s = T.
 """
 
+from __future__ import annotations  # short types in help()
+
 import math
 from typing import Any, Literal, get_args
 

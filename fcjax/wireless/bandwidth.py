@@ -7,6 +7,8 @@ their relative accuracy even where a weak signal changes them by orders of magni
 nearly linear, so Newton's method on 1/s(e) = 1 takes about three steps; a bracket safeguards it.
 """
 
+from __future__ import annotations  # short types in help()
+
 from typing import NamedTuple
 
 import jax

@@ -15,6 +15,8 @@ Each solver takes a rational initial guess and a fixed number of Halley steps. D
 differentiates through an iteration. The coefficients of the guesses come from `experiments/studies/fit_lambertw.py`.
 """
 
+from __future__ import annotations  # short types in help()
+
 import functools
 import math
 

@@ -13,6 +13,8 @@ ln(1 + y/G) = y, and y = (1 - G) + v with v - ln(1 + v) = -(1 - G) - ln G, whose
 This is the only module that uses decibels.
 """
 
+from __future__ import annotations  # short types in help()
+
 import math
 from typing import NamedTuple
 
