@@ -70,13 +70,13 @@ def of_figure2(e: Evidence) -> Iterable[Statement]:
         pairs = [*zip(figure2.PHIS, figure2.PHIS[1:], strict=False)]
         steps = [
             at_least(
-                f"devices, phi {b:g} less {a:g}", 0, difference(by_phi[name, b], by_phi[name, a], "mean_scheduled")
+                f"devices, phi {b:g} minus {a:g}", 0, difference(by_phi[name, b], by_phi[name, a], "mean_scheduled")
             )
             for a, b in pairs
         ]
         least, most = figure2.PHIS[0], figure2.PHIS[-1]
         whole = difference(by_phi[name, most], by_phi[name, least], "mean_scheduled")
-        steps.append(more_than(f"devices, phi {most:g} less {least:g}", 0, whole))
+        steps.append(more_than(f"devices, phi {most:g} minus {least:g}", 0, whole))
         yield where, f"FC schedules more devices with larger phi for {name}", weakest(steps)
         middle = [phi for phi in figure2.PHIS if 0.02 <= phi <= 0.5]
         apart = [
@@ -111,8 +111,8 @@ def of_figure2(e: Evidence) -> Iterable[Statement]:
         yield where, f"FC is robust to errors of alpha = {alpha:g}", weakest(lost)
         settings = [(name, phi) for name in e.distributions for phi in figure2.PHIS_WITH_ERRORS]
         by_latency = np.mean([loss_by_latency(e, name, phi, alpha) for name, phi in settings], axis=0)
-        words = f"the loss by errors of alpha = {alpha:g} is mostly caused by the round latency"
-        yield where, words, more_than("points by latency less by anything else, mean of all", 0, mean_of(by_latency))
+        words = f"the loss from errors of alpha = {alpha:g} is mostly caused by the round latency"
+        yield where, words, more_than("points lost by latency minus otherwise, mean", 0, mean_of(by_latency))
 
 
 def loss_by_latency(e: Evidence, distribution: str, phi: float, alpha: float) -> np.ndarray:
@@ -152,12 +152,12 @@ def of_figure3(e: Evidence) -> Iterable[Statement]:
         rising = []
         for more, less in zip(e.distributions, e.distributions[1:], strict=False):
             apart = part(traces[more], trace, 0, 1) - part(traces[less], trace, 0, 1)
-            rising.append(more_than(f"{more} less {less}", 0, mean_of(apart)))
+            rising.append(more_than(f"{more} minus {less}", 0, mean_of(apart)))
         yield where, f"{word} is higher at a higher non-i.i.d. level", weakest(rising)
         falling = []
         for name, runs in traces.items():
             apart = part(runs, trace, 0, 1 / 3) - part(runs, trace, 2 / 3, 1)
-            falling.append(more_than(f"first third less last, {name}", 0, mean_of(apart)))
+            falling.append(more_than(f"first third minus last third, {name}", 0, mean_of(apart)))
         yield where, f"{word} falls during training", weakest(falling)
     for name, runs in traces.items():
         happened = runs.accuracy.notnull().values
@@ -182,7 +182,7 @@ def of_figure4(e: Evidence) -> Iterable[Statement]:
         over = mean_of((e.runs("centralized", name)[PERCENT] - values[n]).dropna())
         yield where, f"centralized training is an upper bound for {name}", at_least(f"points over n = {n}", 0, over)
     longer = [
-        more_than(f"s, n = {n + 1} less {n}", 0, difference(by[n + 1], by[n], "mean_round_s"))
+        more_than(f"s, n = {n + 1} minus {n}", 0, difference(by[n + 1], by[n], "mean_round_s"))
         for by in every.values()
         for n in figure4.NUMBERS[:-1]
     ]
@@ -191,10 +191,10 @@ def of_figure4(e: Evidence) -> Iterable[Statement]:
     for name in e.distributions:
         rounds = {n: rounds_to(target, e.histories(f"fixed-{n}", name)) for n in (2, 5, 10, 20)}
         fewer = [
-            more_than(f"rounds to {100 * target:g}%, n = {a} less n = {b}", 0, mean_of(rounds[a] - rounds[b]))
+            more_than(f"rounds to {100 * target:g}%, n = {a} minus n = {b}", 0, mean_of(rounds[a] - rounds[b]))
             for a, b in zip(rounds, list(rounds)[1:], strict=False)
         ]
-        yield where, f"more devices need fewer rounds to an accuracy for {name}", weakest(fewer)
+        yield where, f"with more devices, fewer rounds are needed for {name}", weakest(fewer)
     growing = []
     for more, less in zip(e.distributions, e.distributions[1:], strict=False):
 
@@ -204,7 +204,7 @@ def of_figure4(e: Evidence) -> Iterable[Statement]:
             return float(np.subtract(*best_of))
 
         found = resampled(apart, len(accuracy[more]))
-        growing.append(more_than(f"best n, {more} ({best[more]}) less {less} ({best[less]})", 0, found))
+        growing.append(more_than(f"best n, {more} ({best[more]}) minus {less} ({best[less]})", 0, found))
     yield where, "the best fixed number grows with the non-i.i.d. level", weakest(growing)
 
 
@@ -235,16 +235,16 @@ def of_figure5(e: Evidence) -> Iterable[Statement]:
         yield "Fig. 5a", f"{name} reaches 80% after {figure} s (l1, R = 600 m)", verdict
     yield "Fig. 5a", "FC reaches 80% before PF (l1, R = 600 m)", more_than("s of PF after FC", 0, later("pf", "fc"))
     slower = [more_than(f"s of {name} after PF", 0, later(name, "pf")) for name in others if name != "pf"]
-    yield "Fig. 5a", "all other policies need longer than PF to 80% (l1, R = 600 m)", weakest(slower)
-    for name, column, resolution in (
-        ("fc", "mean_scheduled", 0.5),
-        ("fc", "mean_round_s", 0.03),
-        ("pf", "mean_round_s", 0.1),
+    yield "Fig. 5a", "all other policies take longer than PF to reach 80% (l1, R = 600 m)", weakest(slower)
+    for name, column, unit, resolution in (
+        ("fc", "mean_scheduled", "devices", 0.5),
+        ("fc", "mean_round_s", "s", 0.03),
+        ("pf", "mean_round_s", "s", 0.1),
     ):
         figure = stated("Fig. 5b text", name)[column]
         found = mean_of(at600[name][column])
-        verdict = as_published(column, figure, found, num_seeds, resolution=resolution, rounding=0.005)
-        yield "Fig. 5b", f"{name}: {column} is {figure} (l1, R = 600 m)", verdict
+        verdict = as_published(unit, figure, found, num_seeds, resolution=resolution, rounding=0.005)
+        yield "Fig. 5b", f"{name} has {figure} {unit} per round on average (l1, R = 600 m)", verdict
     for where, runs, radius_m, distribution, names in (
         ("Fig. 5a", at600, 600, uneven, ("rd", "pf", "cs-l", "as-l")),
         ("Fig. 5c", at200, 200, even, ("rd", "pf", "cs-h", "as-h")),
@@ -325,7 +325,7 @@ def of_table3(e: Evidence) -> Iterable[Statement]:
         for (radius_m, name), cell in ahead.items()
         for p, over in cell.items()
     ]
-    yield where, "where another policy is more accurate than FC, it is by 0.2 points at most", weakest(little)
+    yield where, "another policy is at most 0.2 points more accurate than FC", weakest(little)
     named = {
         "mnist": {(200.0, "l2"): ("cs-l", "as-l"), (1000.0, "l1"): ("cs-h", "as-h")},
         "cifar10": {(1000.0, "l5"): ("cs-h",)},
