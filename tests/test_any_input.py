@@ -5,6 +5,7 @@ search: `pytest -m slow tests/test_any_input.py --hypothesis-profile search`.
 """
 
 import functools
+import itertools
 import traceback
 from pathlib import Path
 
@@ -122,8 +123,13 @@ keys = st.integers(0, 2**31 - 1).map(jax.random.key)
 bound_constants = {"rho": number(0.1, 10), "phi": number(1e-3, 10)}
 
 
+CALLS = itertools.count(1)
+
+
 def attempt(function, *args, **kwargs):
     """Returns the answer, or None after an error of fcjax or if the input was not finite."""
+    if next(CALLS) % 1000 == 0:
+        jax.clear_caches()  # loops outside jit stay compiled, and a process has room for about 4000
     try:
         answer = jax.block_until_ready(function(*args, **kwargs))
     except (ValueError, OSError) as error:
