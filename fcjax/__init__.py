@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from fcjax.theory import bounds
     from fcjax.types import Cell, Decision, Estimates, Observation, Policy, RoundContext, Training
     from fcjax.wireless import latency, radio
-    from fcjax.wireless.bandwidth import allocate, round_time
+    from fcjax.wireless.access import allocate, fastest_sets, required_share, round_time
     from fcjax.wireless.lambertw import lambertw
-    from fcjax.wireless.radio import required_share
-    from fcjax.wireless.sets import fastest_sets
 
 # The module of each name. Names are imported on first use, so that `fcjax --help` does not wait for JAX.
 _WHERE = {
@@ -38,14 +36,14 @@ _WHERE = {
     "Run": "simulation.simulate",
     "Stop": "simulation.rounds",
     "Training": "types",
-    "allocate": "wireless.bandwidth",
+    "allocate": "wireless.access",
     "archive": "sweeps",
     "batches": "learning",
     "bounds": "theory",
     "check_policy": "policies.contract",
     "console": "runtime",
     "data": "",
-    "fastest_sets": "wireless.sets",
+    "fastest_sets": "wireless.access",
     "files": "runtime",
     "hardware": "runtime",
     "lambertw": "wireless.lambertw",
@@ -59,9 +57,9 @@ _WHERE = {
     "programs": "runtime",
     "radio": "wireless",
     "random_context": "policies.contract",
-    "required_share": "wireless.radio",
+    "required_share": "wireless.access",
     "results": "sweeps",
-    "round_time": "wireless.bandwidth",
+    "round_time": "wireless.access",
     "run_all": "sweeps.run",
     "simulate": "simulation.simulate",
     "sweep": "sweeps.run",

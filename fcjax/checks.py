@@ -135,10 +135,10 @@ def num_devices(cell: Cell) -> int:
 def uplink(observation: Observation, cell: Cell, *, needs_upload: bool = True) -> tuple[Observation, Cell]:
     """Checks the values that the rate depends on; with `needs_upload`, there must be bits to upload."""
     per_device = (num_devices(cell),)
+    _access(cell)
     # All fields are converted, because compiled programs take the whole cell.
-    fields = {
-        field.name: real(f"cell.{field.name}", getattr(cell, field.name), (), per_device)
-        for field in dataclasses.fields(cell)
+    fields: dict[str, Any] = {
+        field.name: real(f"cell.{field.name}", getattr(cell, field.name), (), per_device) for field in _numbers(cell)
     }
     fields |= {name: of_cell(name, cell) for name in ("bandwidth_hz", "noise_psd_w_hz", "power_w", "upload_bits")}
     if needs_upload:
@@ -154,7 +154,22 @@ def uplink(observation: Observation, cell: Cell, *, needs_upload: bool = True) -
 
 def whole_cell(cell: Cell) -> Cell:
     """Checks all fields of a cell."""
-    return dataclasses.replace(cell, **{field.name: of_cell(field.name, cell) for field in dataclasses.fields(cell)})
+    _access(cell)
+    fields: dict[str, Any] = {field.name: of_cell(field.name, cell) for field in _numbers(cell)}
+    return dataclasses.replace(cell, **fields)
+
+
+ACCESS = ("fdma", "ofdma", "tdma")
+
+
+def _access(cell: Cell) -> None:
+    if cell.access not in ACCESS:
+        raise ValueError(f"cell.access must be {', '.join(ACCESS[:-1])} or {ACCESS[-1]}, got {cell.access!r}")
+    whole("cell.num_blocks", cell.num_blocks, 1, 100_000)
+
+
+def _numbers(cell: Cell) -> list[dataclasses.Field]:
+    return [field for field in dataclasses.fields(cell) if not field.metadata.get("static")]
 
 
 def of_cell(name: str, cell: Cell) -> Real:

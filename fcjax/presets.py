@@ -43,7 +43,7 @@ def shi2020(
     local_steps: int = 5,
     batch_size: int = 128,
     make_optimizer: OptimizerFactory | optax.GradientTransformation = updates.sgd,
-    **of_cell: ArrayLike,
+    **of_cell: Any,
 ) -> Experiment:
     """Makes the experiment of Shi et al., Sec. IV: 20 devices at random places in a cell of 600 m, and an MLP.
 
@@ -92,7 +92,7 @@ def shi2020(
     if unknown := set(of_cell) - {field.name for field in dataclasses.fields(Cell)}:
         close = difflib.get_close_matches(min(unknown), [field.name for field in dataclasses.fields(Cell)], n=1)
         raise ValueError(f"shi2020 has no setting {min(unknown)!r}" + (f": did you mean {close[0]}?" if close else ""))
-    fields: dict[str, ArrayLike] = {
+    fields: dict[str, Any] = {
         "bandwidth_hz": 20e6,
         "noise_psd_w_hz": float(radio.dbm_to_w(-114)) / 1e6,
         "power_w": float(radio.dbm_to_w(10)),

@@ -80,7 +80,7 @@ class Cell:
     """The radio of a cell and its devices; the defaults are the paper's.
 
     Attributes:
-      bandwidth_hz: () Hz, B: shared by the scheduled devices.
+      bandwidth_hz: () Hz, B: shared by the scheduled devices, as `access` says.
       noise_psd_w_hz: () W/Hz, N0.
       power_w: (M,) W, P_i.
       upload_bits: () or (M,) bit, S.
@@ -92,6 +92,8 @@ class Cell:
       shadowing_db: () dB, standard deviation of log-normal shadowing.
       sample_floor_s: () or (M,) s per sample, a_i: the minimum computation time.
       sample_rate_hz: () or (M,) samples/s, mu_i: the rate of the additional random time.
+      access: "fdma", "ofdma" or "tdma"; see `fcjax.wireless.access`.
+      num_blocks: blocks of bandwidth under OFDMA.
     """
 
     # These limits keep all products and ratios of the first four within the range of float32.
@@ -107,6 +109,8 @@ class Cell:
     shadowing_db: ArrayLike = quantity("not negative", 0.0, high=100)
     sample_floor_s: ArrayLike = quantity("not negative", 5e-4, shape="() or (M,)")
     sample_rate_hz: ArrayLike = quantity("positive", 2000.0, shape="() or (M,)")
+    access: str = static("fdma")
+    num_blocks: int = static(50)
 
 
 @pytree

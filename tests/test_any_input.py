@@ -20,7 +20,6 @@ from hypothesis.extra import numpy as hnp
 
 import fcjax
 from fcjax import bounds, data, latency, models, policies, presets, radio
-from fcjax.wireless import bandwidth
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quick_compilation")]
 PACKAGE = Path(fcjax.__file__).parent
@@ -167,7 +166,7 @@ def is_finite(tree):
 ARRAYS = {  # number of devices -> a function of arrays and its arguments
     "required_share": lambda m: (fcjax.required_share, number(1e-3, 1e3), observations(m), cells(m)),
     "fastest_sets": lambda m: (fcjax.fastest_sets, observations(m), cells(m)),
-    "round_time": lambda m: (bandwidth.round_time, sets(m), array(1e-6, 1, m), observations(m), cells(m)),
+    "round_time": lambda m: (fcjax.round_time, sets(m), array(1e-6, 1, m), observations(m), cells(m)),
     "required_efficiency": lambda m: (radio.required_efficiency, array(1e-9, 1, m)),
     "rate": lambda m: (radio.rate, array(1e-6, 1, m), observations(m), cells(m)),
     "path_gain": lambda m: (radio.path_gain, array(1, 1e4, m), cells(m)),

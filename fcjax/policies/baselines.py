@@ -7,8 +7,8 @@ from jax.typing import ArrayLike
 
 from fcjax import checks, keys
 from fcjax.policies.parameters import with_number
-from fcjax.types import Decision, Policy, RoundContext
-from fcjax.wireless.bandwidth import allocate, round_time
+from fcjax.types import Cell, Decision, Policy, RoundContext
+from fcjax.wireless.access import allocate, equal_share, round_time
 from fcjax.wireless.sets import smallest_mask
 
 
@@ -37,11 +37,25 @@ def _select_proportional_fair(key: Array, n: Array, context: RoundContext) -> tu
 
 
 def everybody() -> Policy:
-    """Schedules all devices in every round, with equal shares: plain federated averaging."""
-    return Policy(lambda cell: (), _select_everybody)
+    """Schedules all devices in every round, with equal shares: plain federated averaging.
+
+    Under TDMA they send in the best order.
+    """
+
+    def init(cell: Cell) -> tuple:
+        if cell.access == "ofdma" and checks.num_devices(cell) > cell.num_blocks:
+            raise ValueError(
+                f"everybody needs a block for each device: cell.num_blocks must be {checks.num_devices(cell)} or more, "
+                f"got {cell.num_blocks}"
+            )
+        return ()
+
+    return Policy(init, _select_everybody)
 
 
 def _select_everybody(key: Array, state: tuple, context: RoundContext) -> tuple[tuple, Decision]:
     scheduled = jnp.ones(checks.num_devices(context.cell), bool)
-    share = jnp.full(scheduled.shape, 1 / scheduled.size)
+    if context.cell.access == "tdma":
+        return state, allocate(scheduled, context.observation, context.cell)
+    share = jnp.full(scheduled.shape, equal_share(scheduled.size, context.cell))
     return state, Decision(scheduled, share, round_time(scheduled, share, context.observation, context.cell))

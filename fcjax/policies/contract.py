@@ -14,7 +14,7 @@ from jax import Array, lax
 from fcjax import checks
 from fcjax.runtime.plugins import of_user
 from fcjax.types import Cell, Decision, Estimates, Policy, RoundContext, Training
-from fcjax.wireless.bandwidth import round_time
+from fcjax.wireless.access import round_time
 from fcjax.wireless.world import RoundKeys, observe
 
 
@@ -156,6 +156,8 @@ def _check_values(decision: Decision, contexts: RoundContext, name: str) -> None
     total = share.sum(-1, dtype=np.float64)
     tolerance = 1e-5 if share.dtype == np.float32 else 1e-9
     usable = jnp.where(decision.share > 0, decision.share, 0)
+    access, blocks = contexts.cell.access, share * contexts.cell.num_blocks
+    partly = np.abs(blocks - blocks.round()) > 1e-3
     true_s = np.asarray(_round_times(decision, usable, contexts))
     with np.errstate(invalid="ignore"):
         faults = {
@@ -164,7 +166,9 @@ def _check_values(decision: Decision, contexts: RoundContext, name: str) -> None
             "gives negative shares": (share < 0).any(-1),
             "gives a share to a device that is not scheduled": ((share != 0) & ~scheduled).any(-1),
             "schedules a device without a share": ((share == 0) & scheduled).any(-1),
-            "gives shares that do not sum to 1": ~(np.abs(total - 1) <= tolerance),
+            "gives shares that do not sum to 1": ~(np.abs(total - 1) <= tolerance) & (access == "fdma"),
+            "gives shares that sum to more than 1": ~(total <= 1 + tolerance),
+            "gives shares that are not whole blocks": partly.any(-1) & (access == "ofdma"),
             "gives a round time that does not match its shares": ~(np.abs(round_s - true_s) <= 1e-4 * true_s),
         }
     for fault, where in faults.items():

@@ -9,9 +9,9 @@ from jax.typing import ArrayLike
 from fcjax.policies.parameters import uploads_of, with_number, with_parameter
 from fcjax.theory import bounds
 from fcjax.types import Decision, Policy, RoundContext
-from fcjax.wireless.bandwidth import allocate_uploads
+from fcjax.wireless.access import Scheme, scheme_of
 from fcjax.wireless.radio import Upload
-from fcjax.wireless.sets import cheapest_set, fastest_addition, time_with_share
+from fcjax.wireless.sets import time_with_share
 
 
 def fast_converge(phi: ArrayLike = 0.05) -> Policy:
@@ -25,8 +25,8 @@ def fast_converge(phi: ArrayLike = 0.05) -> Policy:
 
 
 def _select_fast_converge(key: Array, phi: Array, context: RoundContext) -> tuple[Array, Decision]:
-    upload = uploads_of(context)
-    return phi, _greedy(upload, upload.unit_s.size, lambda n, round_s: objective(n, round_s, phi, context))
+    upload, scheme = uploads_of(context), scheme_of(context.cell)
+    return phi, _greedy(scheme, upload, upload.unit_s.size, lambda n, round_s: objective(n, round_s, phi, context))
 
 
 def exact(phi: ArrayLike = 0.05) -> Policy:
@@ -39,9 +39,9 @@ def exact(phi: ArrayLike = 0.05) -> Policy:
 
 
 def _select_exact(key: Array, phi: Array, context: RoundContext) -> tuple[Array, Decision]:
-    upload = uploads_of(context)
-    scheduled = cheapest_set(lambda n, round_s: objective(n, round_s, phi, context), lax.stop_gradient(upload))
-    return phi, allocate_uploads(scheduled, upload)
+    upload, scheme = uploads_of(context), scheme_of(context.cell)
+    scheduled = scheme.cheapest_set(lambda n, round_s: objective(n, round_s, phi, context), lax.stop_gradient(upload))
+    return phi, scheme.allocate(scheduled, upload)
 
 
 def fixed(n: ArrayLike) -> Policy:
@@ -50,10 +50,10 @@ def fixed(n: ArrayLike) -> Policy:
 
 
 def _select_fixed(key: Array, n: Array, context: RoundContext) -> tuple[Array, Decision]:
-    return n, _greedy(uploads_of(context), n, lambda n, round_s: jnp.zeros_like(round_s))
+    return n, _greedy(scheme_of(context.cell), uploads_of(context), n, lambda n, round_s: jnp.zeros_like(round_s))
 
 
-def _greedy(upload: Upload, most: ArrayLike, cost: Callable[[Array, Array], Array]) -> Decision:
+def _greedy(scheme: Scheme, upload: Upload, most: ArrayLike, cost: Callable[[Array, Array], Array]) -> Decision:
     """Alg. 2: starts with the fastest device and adds up to `most` devices while cost(n, round_s) does not grow."""
     alone_s = time_with_share(1, upload)
     first = jnp.argmin(alone_s)
@@ -61,7 +61,7 @@ def _greedy(upload: Upload, most: ArrayLike, cost: Callable[[Array, Array], Arra
 
     def add(state):
         scheduled, n, least, _ = state
-        device, round_s = fastest_addition(scheduled, upload)
+        device, round_s = scheme.fastest_addition(scheduled, upload)
         new = cost(n + 1, round_s)
         worse = ~(new <= least)  # also true for NaN, from the estimates of a diverged model
         added = scheduled | (jnp.arange(scheduled.size) == device)
@@ -69,7 +69,7 @@ def _greedy(upload: Upload, most: ArrayLike, cost: Callable[[Array, Array], Arra
 
     start = jnp.arange(alone_s.size) == first, one, cost(one, alone_s[first]), jnp.array(False)
     scheduled, *_ = lax.while_loop(lambda state: ~state[3] & (state[1] < most), add, start)
-    return allocate_uploads(scheduled, upload)
+    return scheme.allocate(scheduled, upload)
 
 
 def objective(n: ArrayLike, round_s: ArrayLike, phi: ArrayLike, context: RoundContext) -> Array:

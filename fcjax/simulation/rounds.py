@@ -21,7 +21,7 @@ from fcjax.learning.evaluation import Score, evaluate
 from fcjax.learning.models import Params
 from fcjax.simulation.experiment import Experiment
 from fcjax.types import Decision, Estimates, Observation, RoundContext, pytree
-from fcjax.wireless.bandwidth import round_time
+from fcjax.wireless.access import round_time
 from fcjax.wireless.world import RoundKeys, misjudge, observe
 
 

@@ -85,25 +85,6 @@ def rate(share: ArrayLike, observation: Observation, cell: Cell) -> Array:
     return jnp.where(share > 1e-18, bits_s, 0)
 
 
-def required_share(deadline_s: ArrayLike, observation: Observation, cell: Cell) -> Array:
-    """Returns the smallest share of the bandwidth with which each device finishes by the deadline.
-
-    Solves, for each device, min gamma subject to compute_s + upload_bits / rate(gamma) <= deadline_s.
-
-    Args:
-      deadline_s: () or (M,) s since the round began.
-      observation: gains and computation times.
-      cell: bandwidth, noise, powers and upload size.
-
-    Returns:
-      (M,) shares of the bandwidth, which may exceed 1; inf if no bandwidth suffices.
-    """
-    observation, cell = checks.uplink(observation, cell)
-    deadline_s = checks.not_negative_or_infinite("deadline_s", deadline_s, (), jnp.shape(cell.power_w))
-    upload = uploads(observation, cell)
-    return share_with_spare(deadline_s - upload.compute_s - upload.floor_s, upload)
-
-
 class Upload(NamedTuple):
     """The times, (M,) each, that bandwidth allocation depends on."""
 

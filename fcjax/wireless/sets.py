@@ -1,4 +1,4 @@
-"""Fastest sets of devices: of every size, of the size with the least cost, and by adding a device to a given set.
+"""Fastest sets under FDMA: of every size, of the size with the least cost, and by adding a device to a given set.
 
 All functions use the same iteration. Required shares fall as t grows, so a set finishes by t iff its shares at t sum to
 at most 1. Start from any candidate set, and replace it by the set with the smallest shares at its round time; the new
@@ -13,34 +13,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from fcjax import checks
-from fcjax.types import Cell, Observation
-from fcjax.wireless.bandwidth import able, allocate_uploads, finish, solvable
-from fcjax.wireless.radio import Upload, share_with_spare, spare_with_share, uploads
-
-
-def fastest_sets(observation: Observation, cell: Cell) -> tuple[Array, Array]:
-    """Returns, for each number n of devices, the set of n devices that can finish earliest.
-
-    Solves min over sets Pi with |Pi| = n of allocate(Pi).round_s, exactly, for n = 1..M.
-
-    Args:
-      observation: gains and computation times.
-      cell: bandwidth, noise, powers and upload size.
-
-    Returns:
-      round_s: (M,) s, non-decreasing; entry n - 1 is for n devices, and inf if fewer than n devices can finish.
-      scheduled: (M, M) bool; row n - 1 is the set of n devices.
-    """
-    observation, cell = checks.uplink(observation, cell)
-    return _fastest_sets(uploads(observation, cell))
-
+from fcjax.wireless.fdma import able, allocate_uploads, finish, solvable
+from fcjax.wireless.radio import Upload, share_with_spare, spare_with_share
 
 _BATCH = 4096
 
 
 @jax.jit
-def _fastest_sets(upload: Upload) -> tuple[Array, Array]:
+def fastest_sets(upload: Upload) -> tuple[Array, Array]:
+    """Returns the earliest finish of each number of devices, (M,) s, and the sets, (M, M) bool."""
     num_devices = upload.unit_s.size
     frozen = lax.stop_gradient(upload)
     # Sizes are solved in batches of about _BATCH devices in total: small problems in one batch, large ones in memory

@@ -13,7 +13,7 @@ from jax.test_util import check_grads
 
 import fcjax
 from fcjax import radio
-from fcjax.wireless import bandwidth
+from fcjax.wireless import fdma
 
 NUM_WORLDS = 10_000
 MAX_DEVICES = 64
@@ -77,8 +77,8 @@ def test_allocate_needs_few_solves(many_worlds, dtype):
     """Counts the searches of Alg. 1 and the one that turns the round time into shares."""
 
     def count(scheduled, observation, cell):
-        member, upload = bandwidth.solvable(scheduled, radio.uploads(observation, cell))
-        return 1 + bandwidth._solve(member, upload)[2]
+        member, upload = fdma.solvable(scheduled, radio.uploads(observation, cell))
+        return 1 + fdma._solve(member, upload)[2]
 
     full_worlds = {name: value[:, :20] for name, value in many_worlds.items() if name != "round_s"}
     full_worlds["scheduled"] = np.ones_like(full_worlds["scheduled"])
@@ -279,7 +279,7 @@ def test_errors_name_bad_schedules(scheduled, message, world):
     with pytest.raises(ValueError, match=message):
         fcjax.allocate(scheduled, *world)
     with pytest.raises(ValueError, match=message):
-        bandwidth.round_time(scheduled, np.full(6, 1 / 6), *world)
+        fcjax.round_time(scheduled, np.full(6, 1 / 6), *world)
 
 
 def test_extreme_ratios_of_compute_times(dtype):

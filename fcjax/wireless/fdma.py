@@ -1,4 +1,4 @@
-"""Bandwidth allocation: the paper's P2, Theorem 1 and Alg. 1.
+"""FDMA: devices send at the same time, each on its share of the bandwidth. The paper's P2, Theorem 1 and Alg. 1.
 
 At the optimum all scheduled devices finish together, at the time t* at which their required shares sum to 1. Let b_k be
 the latest compute_s + floor_s of a scheduled device, its finish time over infinite bandwidth. The sum s(t) falls
@@ -7,8 +7,6 @@ their relative accuracy even where a weak signal changes them by orders of magni
 nearly linear, so Newton's method on 1/s(e) = 1 takes about three steps; a bracket safeguards it.
 """
 
-from __future__ import annotations  # short types in help()
-
 from typing import NamedTuple
 
 import jax
@@ -16,49 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fcjax import checks
-from fcjax.types import Cell, Decision, Observation
-from fcjax.wireless.radio import Upload, rate, share_with_spare, spare_with_share, uploads
-
-
-def allocate(scheduled: Array, observation: Observation, cell: Cell) -> Decision:
-    """Allocates bandwidth so that the scheduled devices finish as early as possible.
-
-    Solves min over t and gamma of t, subject to compute_s + upload_bits / rate(gamma) <= t for each scheduled device
-    and sum(gamma) <= 1.
-
-    Args:
-      scheduled: (M,) bool.
-      observation: gains and computation times.
-      cell: bandwidth, noise, powers and upload size.
-
-    Returns:
-      The decision. If no device is scheduled, round_s and all shares are 0. If a scheduled device can never finish (no
-      gain, no power, or an infinite computation time), round_s is inf and such devices share the bandwidth, as in the
-      limit of a vanishing gain. Shares and round_s are differentiable in every leaf of observation and cell, by the
-      implicit function theorem.
-    """
-    observation, cell = checks.uplink(observation, cell)
-    scheduled = checks.mask("scheduled", scheduled, checks.num_devices(cell))
-    return allocate_uploads(scheduled, uploads(observation, cell))
-
-
-def round_time(scheduled: Array, share: Array, observation: Observation, cell: Cell) -> Array:
-    """Returns the round time, () s, of the scheduled devices with the given shares, optimal or not.
-
-    It is 0 if no device is scheduled, and inf if a scheduled device has no share or never finishes.
-    """
-    observation, cell = checks.uplink(observation, cell, needs_upload=False)
-    scheduled = checks.mask("scheduled", scheduled, checks.num_devices(cell))
-    bits_s = rate(share, observation, cell)
-    reached = bits_s > 0
-    upload_s = jnp.where(reached, cell.upload_bits / jnp.where(reached, bits_s, 1), jnp.inf)
-    return jnp.max(jnp.where(scheduled, observation.compute_s + upload_s, 0))
+from fcjax.types import Decision
+from fcjax.wireless.radio import Upload, share_with_spare, spare_with_share
 
 
 @jax.jit
 def allocate_uploads(scheduled: Array, upload: Upload) -> Decision:
-    """Like `allocate`, for uploads; the caller checks the arguments."""
+    """Splits the bandwidth so that the scheduled devices finish together, as early as possible."""
     can_finish = able(upload)
     lost = scheduled & ~can_finish
     member, upload = solvable(scheduled & can_finish, upload)
@@ -75,12 +37,12 @@ def allocate_uploads(scheduled: Array, upload: Upload) -> Decision:
     )
 
 
-_NEVER_S = 1e30  # longer times count as infinite
+NEVER_S = 1e30  # longer times count as infinite
 
 
 def able(upload: Upload) -> Array:
     """Returns which devices can finish, given enough time and bandwidth."""
-    return upload.compute_s + upload.floor_s < _NEVER_S
+    return upload.compute_s + upload.floor_s < NEVER_S
 
 
 def solvable(member: Array, upload: Upload) -> tuple[Array, Upload]:
