@@ -39,13 +39,13 @@ def _earliest(fits: Callable[[Array], Array], times: Array) -> Array:
     candidates = jnp.sort(times.ravel())
 
     def halve(_, bracket):
-        low, high = bracket  # candidates up to low do not fit, those from high on do
+        low, high = bracket  # candidates before low do not fit, those from high on do
         middle = (low + high) // 2
-        inside = fits(_blocks(candidates[middle], times))
-        return jnp.where(inside, low, middle), jnp.where(inside, middle, high)
+        inside = fits(_blocks(candidates[middle], times)) | (low == high)
+        return jnp.where(inside, low, middle + 1), jnp.where(inside, middle, high)
 
-    steps = times.size.bit_length()
-    _, first = lax.fori_loop(0, steps, halve, (jnp.array(-1), jnp.array(times.size)))
+    bracket = jnp.array(0), jnp.array(times.size)
+    first, _ = lax.fori_loop(0, times.size.bit_length(), halve, bracket)
     return jnp.append(candidates, jnp.inf)[first]
 
 

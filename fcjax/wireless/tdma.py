@@ -90,7 +90,7 @@ def fastest_set(size: Array, upload: Upload) -> tuple[Array, Array]:
 
 def fastest_addition(scheduled: Array, upload: Upload) -> tuple[Array, Array]:
     """Returns the device whose addition gives the shortest round, (), and that round time, () s."""
-    one_more = scheduled | jnp.eye(scheduled.size, dtype=bool)
+    one_more = scheduled[None] | jnp.eye(scheduled.size, dtype=bool)
     round_s = jax.vmap(lambda mask: round_time(mask, upload))(one_more)
     device = jnp.argmin(jnp.where(scheduled, jnp.inf, jnp.minimum(round_s, NEVER_S)))
     return device, round_s[device]

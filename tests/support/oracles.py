@@ -68,14 +68,41 @@ def round_time(gain, compute_s, *, power_w, **cell):
     return optimize.brentq(lambda t: max(min(excess(t), 1e9), -1e9), low, high, xtol=1e-300, rtol=1e-15)
 
 
-def best_subsets(gain, compute_s, *, power_w, **cell):
+def best_subsets(gain, compute_s, *, power_w, time=round_time, **cell):
     """Yields the shortest round time and its subset for each size, by enumeration."""
     num_devices = len(gain)
     for size in range(1, num_devices + 1):
         yield min(
-            (round_time(gain[list(s)], compute_s[list(s)], power_w=power_w[list(s)], **cell), s)
+            (time(gain[list(s)], compute_s[list(s)], power_w=power_w[list(s)], **cell), s)
             for s in itertools.combinations(range(num_devices), size)
         )
+
+
+def tdma_time(gain, compute_s, *, power_w, upload_bits, **band):
+    """The shortest time in which all devices can send one after another, by trying every order."""
+    send_s = upload_bits / rate(1.0, gain, power_w=power_w, **band)
+
+    def end(order):
+        time_s = 0.0
+        for device in order:
+            time_s = max(time_s, compute_s[device]) + send_s[device]
+        return time_s
+
+    return min(end(order) for order in itertools.permutations(range(len(gain))))
+
+
+def ofdma_time(gain, compute_s, *, power_w, upload_bits, num_blocks, **band):
+    """The shortest time with whole blocks, by giving blocks one at a time to the device that would be last."""
+    if len(gain) > num_blocks:
+        return math.inf
+    blocks = np.ones(len(gain), int)
+
+    def ends():
+        return compute_s + upload_bits / rate(blocks / num_blocks, gain, power_w=power_w, **band)
+
+    for _ in range(num_blocks - len(gain)):
+        blocks[np.argmax(ends())] += 1
+    return np.max(ends())
 
 
 def bound(n, k, *, rho, beta, delta, num_samples, learning_rate, local_steps, phi):
