@@ -123,9 +123,9 @@ def _further(axes: Mapping[str, Any] | None, preset: Callable) -> dict[str, Any]
 def _checked(name: str, values: Any) -> list:
     """Checks the values of an axis and returns them as a list."""
     values = _several(name, values)
-    if name == "num_devices" or name in ("training.local_steps", "training.batch_size"):
+    if name in ("num_devices", "training.local_steps", "training.batch_size", "cell.num_blocks"):
         return [checks.whole(name, value, 1) for value in values]
-    if name in ("radius_m", "budget_s") or name in LEAVES:
+    if name in ("radius_m", "budget_s") or (name in LEAVES and name != "cell.access"):
         return [value if value is None and name == "budget_s" else checks.scalar(name, value) for value in values]
     if bad := [value for value in values if not isinstance(value, str | int | float | np.generic)]:
         raise ValueError(f"the values of axis {name} must be strings or numbers, got {bad[0]!r}")
