@@ -135,6 +135,14 @@ def test_numpy_numbers_keep_their_precision():
     assert jobs[0].labels["radius_m"] == 600.1
 
 
+def test_access_schemes_are_an_axis():
+    jobs = plan("fc", **SETTINGS, axes={"cell.access": ["fdma", "tdma"], "cell.bandwidth_hz": [1e7, 2e7]})
+    assert [job.experiment.cell.access for job in jobs] == ["fdma", "fdma", "tdma", "tdma"]
+    assert len(groups(jobs)) == 2, "a scheme has its own program"
+    with pytest.raises(ValueError, match=r"cell.access must be fdma, ofdma or tdma, got 'cdma'"):
+        plan("fc", **SETTINGS, axes={"cell.access": "cdma"})
+
+
 def test_centralized_has_one_trainer():
     trainer, devices = (job.experiment for job in plan(["centralized", "everybody"], **SETTINGS))
     assert len(trainer.data.sizes) == 1
