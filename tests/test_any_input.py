@@ -71,6 +71,8 @@ def cells(size):
         shadowing_db=number(0.1, 12),
         sample_floor_s=number(1e-6, 1e-1),
         sample_rate_hz=number(10, 1e6),
+        access=mostly(st.sampled_from(["fdma", "ofdma", "tdma"]), st.text(), st.sampled_from(["FDMA", None, 1])),
+        num_blocks=mostly(st.sampled_from([3, 50]), st.sampled_from([0, -1, 2.5, None, "3", 10**9])),
     )
 
 
@@ -227,15 +229,23 @@ def test_allocate(scheduled, seen, cell):
         return
     share, scheduled = np.asarray(decision.share, float), np.asarray(decision.scheduled)
     assert np.all(share[~scheduled] == 0)
-    assert share.sum() == pytest.approx(1, rel=1e-5)
+    assert share.sum() <= 1 + 1e-5
+    assert cell.access != "fdma" or share.sum() >= 1 - 1e-5
     numbers = (seen.gain, seen.compute_s, cell.power_w, cell.upload_bits, cell.bandwidth_hz, cell.noise_psd_w_hz)
     gain, compute_s, power_w, bits, band, noise = (np.asarray(x, float) for x in numbers)
     snr = power_w * gain / (band * noise)
     if all(np.all((x > 1e-18) & (x < 1e18)) for x in (snr, band * noise, bits / band)):  # within float32's range
-        used = np.where(share > 0, share, 1)
-        rate = oracles.rate(used, gain, bandwidth_hz=band, noise_psd_w_hz=noise, power_w=power_w)
-        late = np.abs(compute_s + bits / rate - float(decision.round_s)) > TOLERANCE * float(decision.round_s)
-        assert not np.any(late & (share > 0))
+        radio = {"bandwidth_hz": band, "noise_psd_w_hz": noise, "power_w": power_w}
+        round_s = float(decision.round_s)
+        if cell.access == "tdma":
+            send_s, end_s = np.broadcast_to(bits / oracles.rate(1.0, gain, **radio), gain.shape), 0.0
+            for device in np.argsort(compute_s):
+                end_s = max(end_s, compute_s[device]) + send_s[device] if scheduled[device] else end_s
+            assert end_s == pytest.approx(round_s, rel=TOLERANCE)
+            return
+        end_s = compute_s + bits / oracles.rate(np.where(share > 0, share, 1), gain, **radio)
+        assert not np.any((end_s > (1 + TOLERANCE) * round_s) & (share > 0))
+        assert cell.access == "ofdma" or not np.any((end_s < (1 - TOLERANCE) * round_s) & (share > 0))
 
 
 @given(mostly(st.sampled_from(POLICIES), st.text()), number(1e-3, 10), contexts(5), keys)
