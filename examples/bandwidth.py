@@ -18,4 +18,4 @@ first = results.isel(run=0, round=0)  # a round of FC at 5 MHz
 observation = fcjax.Observation(first.gain.values, first.compute_s.values)
 cell = fcjax.presets.shi2020("mnist", bandwidth_hz=bands[0]).cell
 slope = jax.grad(lambda cell: fcjax.allocate(first.scheduled.values, observation, cell).round_s)(cell).bandwidth_hz
-print(f"the first round takes {float(first.round_s):.3f} s, and {1e6 * slope:+.4f} s with 1 MHz more")
+print(f"the first round takes {float(first.round_s):.3f} s; 1 MHz more changes it by {1e6 * slope:+.4f} s")

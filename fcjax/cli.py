@@ -89,7 +89,12 @@ def parser(program: str = "fcjax sweep") -> argparse.ArgumentParser:
         help="policies by name, as listed below (default: fc)",
     )
     p.add_argument("--dataset", default="mnist", help="mnist, cifar10, fashion_mnist, ... (default: mnist)")
-    p.add_argument("--distribution", default=["l1"], **several, help="iid, l1, l2, ..., dir0.1, ... (default: l1)")
+    p.add_argument(
+        "--distribution",
+        default=["l1"],
+        **several,
+        help="of the data among devices: iid; l1, l2, ... labels per device; dir0.1, ... Dirichlet (default: l1)",
+    )
     p.add_argument("--radius", type=float, default=[600.0], **several, help="radius of the cell in m (default: 600)")
     p.add_argument("--devices", type=int, default=[20], **several, help="number of devices (default: 20)")
     p.add_argument("--budget", type=float, **several, help="simulated time in s (default: 60, or 200 for CIFAR-10)")
@@ -241,10 +246,11 @@ def finish(results: Any, out: Path, start: float, prepared_s: float) -> int:
     spent = {"preparing": prepared_s, "compiling": results.compile_s, "running": results.run_s}
     spent["writing"] = total_s - sum(spent.values())
     shown = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in spent.items())
+    number = f"{len(summary)} run{'s' if len(summary) > 1 else ''}"
     kept = f", of which {results.kept} had been kept," if results.kept else ""
     try:
         print(output.table(summary))
-        print(f"\n{len(summary)} runs{kept} in {total_s:.1f} s ({shown}); written to {out}/", flush=True)
+        print(f"\n{number}{kept} in {total_s:.1f} s ({shown}); written to {out}/", flush=True)
     except BrokenPipeError:
         pass  # the reader has closed the pipe
     except OSError as error:

@@ -85,7 +85,7 @@ class Cell:
       power_w: (M,) W, P_i.
       upload_bits: () or (M,) bit, S.
       radius_m: () m, R.
-      min_distance_m: () m, lower limit of the distance in the path loss, which would otherwise amplify.
+      min_distance_m: () m, the smallest distance in the path loss, so that the gain stays below 1.
       reference_gain: () power gain at 1 km; by default a loss of 128.1 dB.
       path_loss_exponent: () exponent of the distance.
       scatter: () in [0, 1], scattered fraction of the power: 0 no fading, 1 Rayleigh, else Rician.

@@ -295,7 +295,7 @@ def test_models(made):
         model = factory(*args, **kwargs)
         features = args[0] if factory is models.mlp else args[:1]
         return models.upload_bits(model), model.losses(
-            model.init(jax.random.key(0)), jnp.ones((2, *features)), jnp.zeros(2, int)
+            model.init(jax.random.key(0)), jnp.ones((2, *map(int, features))), jnp.zeros(2, int)
         )
 
     attempt(losses, args, kwargs)

@@ -67,7 +67,7 @@ def test_sweep_from_the_command_line(script, tmp_path, capsys):
             ["--policy", "best"],
             "unknown policy 'best': use fc, exact, fixed(n=...), rd, pf, cs(threshold_s=...), as(threshold_s=...), ",
         ),
-        (["--axis", "cell.bandwith_hz", "5e6"], "unknown axis 'cell.bandwith_hz': use cell.bandwidth_hz"),
+        (["--axis", "cell.bandwith_hz", "5e6"], "unknown axis 'cell.bandwith_hz': did you mean cell.bandwidth_hz"),
         (["--axis", "cell.power_w", "-1"], "cell.power_w[0] must be zero or more, and finite, got -1"),
         (["--axis", "seeds", "3"], "seeds cannot be in axes: pass it as a separate argument"),
         (["--phi", "0"], "phi must be positive and finite, got 0"),
@@ -82,7 +82,7 @@ def test_sweep_from_the_command_line(script, tmp_path, capsys):
         (["--seeds", "0"], "--seeds must be 1 or more"),
         (["--seed", "-1"], "--seed 0 to 2^31"),
         (["--observation-error", "-1"], "observation_error must be zero or more"),
-        (["--policy", "missing:policy"], "'missing' cannot be used: ModuleNotFoundError"),
+        (["--policy", "missing:policy"], "'missing' raised ModuleNotFoundError"),
         (["--policy", "file:silent"], "policy 'file:silent' schedules nobody, in 256 of 256 random rounds"),
         (["--policy", "file:broken"], "gives shares that are not numbers"),
         (["--out", "file.py/folder"], "results cannot be written to file.py/folder: Not a directory"),
@@ -216,7 +216,7 @@ def test_runs_of_a_changed_policy_are_repeated(script, tmp_path, capsys):
     first = (tmp_path / "here" / "summary.csv").read_text()
     Path("my_policies.py").write_text(code.replace("2", "3"))
     assert script.sweep(arguments) == 0
-    assert "1 runs in" in capsys.readouterr().out.splitlines()[-1]
+    assert "1 run in" in capsys.readouterr().out.splitlines()[-1]
     assert (tmp_path / "here" / "summary.csv").read_text() != first
 
 

@@ -47,6 +47,8 @@ def check_policy(
     """
     training = Training() if training is None else training
     num_rounds = checks.whole("num_rounds", num_rounds, 2)
+    if not isinstance(cell, Cell):
+        raise ValueError(f"cell must be a fcjax.Cell, such as experiment.cell, got {type(cell).__name__}")
     cell = checks.whole_cell(cell)
     if not isinstance(policy, Policy):
         raise ValueError(f"{name} must be a fcjax.Policy(init, select), got {type(policy).__name__}")
@@ -139,7 +141,8 @@ def check_traces(
         if not isinstance(found, jax.ShapeDtypeStruct):
             raise ValueError(f"{name}: {field} must be an array, got {type(found).__name__}")
         if found.shape != expected or (jnp.issubdtype(found.dtype, jnp.floating) != (kind is float)):
-            raise ValueError(f"{name}: {field} must be {kind.__name__} of shape {expected}, got {found}")
+            got = f"{found.dtype} of shape {found.shape}"
+            raise ValueError(f"{name}: {field} must be {kind.__name__} of shape {expected}, got {got}")
     before, after = (jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), s) for s in (state, new_state))
     if before != after:
         raise ValueError(f"{name} must keep the structure of its state: it was {before}, but is {after} after a round")

@@ -4,6 +4,7 @@ Lines are means over seeds, and bands are their 95% intervals. There is one pane
 with one line per policy, and per phi if there are several.
 """
 
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fcjax.sweeps.metrics import interval
-from fcjax.sweeps.results import further_axes
+from fcjax.sweeps.results import checked, further_axes
 
 # Okabe and Ito's palette, which colour-blind people can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -43,6 +44,7 @@ _ROUNDS = (
 
 def accuracy(results: xr.Dataset) -> Figure:
     """Plots test accuracy of the global model against simulated time."""
+    results = checked(results)
     panels = list(_panels(results))
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
@@ -65,6 +67,7 @@ def accuracy(results: xr.Dataset) -> Figure:
 
 def rounds(results: xr.Dataset) -> Figure:
     """Plots scheduled devices, round time and estimates, averaged over spans of simulated time."""
+    results = checked(results)
     panels = list(_panels(results))
     shape = (2, 3) if len(panels) == 1 else (len(_ROUNDS), len(panels))
     with plt.rc_context(STYLE):
@@ -97,6 +100,10 @@ def rounds(results: xr.Dataset) -> Figure:
 
 def against(results: xr.Dataset, axis: str) -> Figure:
     """Plots the best accuracy of each run against a numeric axis of the sweep."""
+    results = checked(results)
+    if axis not in results.coords:
+        axes_ = ", ".join((*_PANELS, "phi", *further_axes(results)))
+        raise ValueError(f"these results have no axis {axis!r}: use {axes_}")
     values = results[axis].values
     if not np.issubdtype(values.dtype, np.number):
         raise ValueError(f"axis must have numbers as values, but {axis} has {values.tolist()[0]!r}")
@@ -115,7 +122,8 @@ def against(results: xr.Dataset, axis: str) -> Figure:
                 there = [x for x in positions if (line[axis].values == x).any()]
                 means, halves = zip(*(interval(best[line[axis].values == x]) for x in there), strict=True)
                 axes.errorbar(there, means, halves, marker="o", markersize=3, capsize=2, **style)
-        grid[0, 0].set_ylabel("best test accuracy")
+        low, high = grid[0, 0].get_ylim()
+        grid[0, 0].set(ylabel="best test accuracy", ylim=(max(low, 0), min(high, 1)))
         _legend(figure, grid)
     return figure
 
@@ -131,7 +139,7 @@ def _panels(results: xr.Dataset, without: str | None = None) -> Iterator[tuple[s
             if several or name in _ALWAYS:
                 shown = f"{value:g}" if isinstance(value, float) else value
                 title.append(_PANELS[name].format(value) if name in _PANELS else f"{name} = {shown}")
-        yield ", ".join(title), results.isel(run=[s == setting for s in settings])
+        yield textwrap.fill(", ".join(filter(None, title)), 42), results.isel(run=[s == setting for s in settings])
 
 
 def _lines(results: xr.Dataset, runs: xr.Dataset) -> Iterator[tuple[dict[str, Any], xr.Dataset]]:

@@ -19,18 +19,21 @@ def of_user(what: str, function: Callable[[], T]) -> T:
         return function()
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if "site-packages" not in frame.filename and _HERE not in frame.filename]
-        where = (own or frames)[-1]
+        own = [frame for frame in frames if not any(part in frame.filename for part in ("site-packages", "<", _HERE))]
+        where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
         try:
             reason = str(error).strip().split("\n")[0]
         except Exception:  # the user's __str__ may raise too
             reason = "-"
-        raise ValueError(
-            f"{what} cannot be used: {type(error).__name__}: {reason} ({where.filename}, line {where.lineno})"
-        ) from error
+        hint = _HINTS.get(type(error).__name__, "")
+        raise ValueError(f"{what} raised {type(error).__name__}: {reason}{where}{hint}") from error
 
 
 _HERE = str(Path(__file__).parents[1])
+_HINTS = {
+    "TracerBoolConversionError": "; use jax.numpy.where or jax.lax.cond instead of if",
+    "TracerArrayConversionError": "; use jax.numpy instead of numpy",
+}
 
 
 def load_module(name: str) -> ModuleType:

@@ -47,7 +47,9 @@ class Run:
     def __repr__(self) -> str:
         is_known = isinstance(self.stop, int | np.generic | np.ndarray | jax.Array)
         is_one = is_known and np.ndim(self.stop) == 0 and not isinstance(self.stop, jax.core.Tracer)
-        return in_brief(self, **({"stop": Stop(int(self.stop)).name.lower()} if is_one else {}))
+        if not is_one:
+            return in_brief(self)
+        return f"{in_brief(self, stop=Stop(int(self.stop)).name.lower())}\n  best_accuracy: {self.best_accuracy:.4f}"
 
     @property
     def best_accuracy(self) -> Array:
@@ -82,7 +84,7 @@ def simulate(key: Array, policy: Policy, experiment: Experiment, *, max_rounds: 
     _check_once(policy, state, experiment)
     first = begin(key, state, experiment)
     run = _compiled(policy.select, max_rounds, jax.default_backend())(key, first, experiment)
-    _warn_of_faults(run)
+    _warn_of_faults(run, policy)
     return run
 
 
@@ -98,15 +100,15 @@ def _check_once(policy: Policy, state: Any, experiment: Experiment) -> None:
         _checked.add(kind)
 
 
-def _warn_of_faults(run: Run) -> None:
+def _warn_of_faults(run: Run, policy: Policy) -> None:
     """Warns of a run that ended early or had no round; the outcome of a traced run is not known yet."""
     if isinstance(run.stop, jax.core.Tracer):
         return
     stop, num_rounds = np.asarray(run.stop), np.asarray(run.num_rounds)
     if np.any(stop == Stop.BAD_DECISION):
         warnings.warn(
-            f"the policy's decision after {num_rounds[stop == Stop.BAD_DECISION].min()} rounds is impossible (nobody "
-            "scheduled, or bad shares), and the run ends there: fcjax.check_policy says what is wrong",
+            f"the decision of {policy} after {num_rounds[stop == Stop.BAD_DECISION].min()} rounds is impossible "
+            "(nobody scheduled, or bad shares), and the run ends there: fcjax.check_policy says what is wrong",
             stacklevel=3,
         )
     elif np.any((stop == Stop.BUDGET) & (num_rounds == 0)):

@@ -115,8 +115,9 @@ def _further(axes: Mapping[str, Any] | None, preset: Callable) -> dict[str, Any]
         if name in ("policy", "phi", "seeds", "seed", "dataset"):
             raise ValueError(f"{name} cannot be in axes: pass it as a separate argument")
         if name not in known and not (takes_any and isinstance(name, str) and name.isidentifier()):
-            close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5) or known
-            raise ValueError(f"unknown axis {name!r}: use {', '.join(close)}")
+            close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+            instead = f"did you mean {' or '.join(close)}?" if close else f"use {', '.join(known)}"
+            raise ValueError(f"unknown axis {name!r}: {instead}")
     return found
 
 
@@ -125,6 +126,8 @@ def _checked(name: str, values: Any) -> list:
     values = _several(name, values)
     if name in ("num_devices", "training.local_steps", "training.batch_size", "cell.num_blocks"):
         return [checks.whole(name, value, 1) for value in values]
+    if bad := [value for value in values if np.ndim(value)]:
+        raise ValueError(f"the values of axis {name} must be single numbers or strings, got shape {np.shape(bad[0])}")
     if name in ("radius_m", "budget_s") or (name in LEAVES and name != "cell.access"):
         return [value if value is None and name == "budget_s" else checks.scalar(name, value) for value in values]
     if bad := [value for value in values if not isinstance(value, str | int | float | np.generic)]:

@@ -1,7 +1,8 @@
 """Results of many runs: a labelled data set, a summary table with one row per run, and netCDF files.
 
 The data set has the dimensions run, round and device. The settings of a run (policy, distribution, ...) are coordinates
-of `run`. Histories are (run, round) or (run, round, device), and NaN where a run has no such round or device:
+of `run`. Histories are (run, round) or (run, round, device). Where a run has no such round or device, they are NaN, and
+`scheduled` is False:
 
     results = fcjax.results.load("histories.nc")
     results.accuracy.max("round").groupby(["policy", "distribution"]).mean()
@@ -59,7 +60,7 @@ _ABOUT = {  # unit and meaning
     "share": ("1", "part of the bandwidth"),
     "gain": ("1", "true power gain of the channel"),
     "compute_s": ("s", "true computation time"),
-    "accuracy": ("1", "fraction of the test set that the global model has right after the round"),
+    "accuracy": ("1", "fraction of the test set that the global model classifies correctly after the round"),
     "loss": ("1", "loss of the global model on the test set"),
     "tilde_accuracy": ("1", "accuracy of the model with the least loss reported so far"),
     "tilde_loss": ("1", "loss of that model on the test set"),
@@ -114,7 +115,8 @@ def to_dataset(
         histories = [getattr(run.history, name) for run in runs]
         per_device = histories[0].ndim == 2
         shape = (len(runs), num_rounds, num_devices) if per_device else (len(runs), num_rounds)
-        filled = np.full(shape, False if name == "scheduled" else np.nan, histories[0].dtype)
+        dtype = histories[0].dtype if histories[0].dtype.kind in "bf" else np.dtype(float)  # integers have no NaN
+        filled = np.full(shape, False if dtype.kind == "b" else np.nan, dtype)
         for row, history in zip(filled, histories, strict=True):
             row[tuple(slice(size) for size in history.shape)] = history
         variables[name] = (("run", "round", "device")[: filled.ndim], filled)
@@ -153,7 +155,8 @@ def from_run(run: Run, experiment: Experiment, **labels: Any) -> xr.Dataset:
         for row in rows
     ]
     usual = {"dataset": "", "policy": "", "distribution": "", "phi": np.nan, "seed": np.arange(num_runs)}
-    usual |= {"radius_m": experiment.cell.radius_m, "budget_s": experiment.training.budget_s}
+    usual |= {"radius_m": np.asarray(experiment.cell.radius_m, float)}
+    usual |= {"budget_s": np.asarray(experiment.training.budget_s, float)}
     columns = {}
     for name, values in (usual | labels | {"devices": stacked.history.share.shape[-1]}).items():
         values = np.asarray(values)
@@ -165,7 +168,13 @@ def from_run(run: Run, experiment: Experiment, **labels: Any) -> xr.Dataset:
 
 
 def concat(parts: Sequence[xr.Dataset]) -> xr.Dataset:
-    """Concatenates sweeps; rounds, devices and axes that one lacks are filled with NaN, False or an empty text."""
+    """Concatenates sweeps; rounds, devices and axes that one lacks are filled with NaN, False or an empty text.
+
+    `xarray.concat` works too, but turns `scheduled` into floats if the numbers of rounds differ.
+    """
+    if not parts:
+        raise ValueError("concat needs at least one data set")
+    parts = [checked(part) for part in parts]
     axes = {name: np.nan if part[name].dtype.kind in "if" else "" for part in parts for name in further_axes(part)}
     alike = []
     for part in parts:
@@ -177,6 +186,7 @@ def concat(parts: Sequence[xr.Dataset]) -> xr.Dataset:
 
 def summary(dataset: xr.Dataset) -> pd.DataFrame:
     """Returns one row per run, with the columns `SUMMARY` and the sweep's further axes; accuracies are fractions."""
+    dataset = checked(dataset)
     starts = range(0, dataset.sizes["run"], _AT_A_TIME)  # keeps little of a lazy data set in memory
     parts = [_summary(dataset.isel(run=slice(start, start + _AT_A_TIME))) for start in starts]
     return pd.concat(parts, ignore_index=True)
@@ -208,6 +218,20 @@ def _summary(dataset: xr.Dataset) -> pd.DataFrame:
     return pd.DataFrame({name: np.asarray(columns[name]) for name in (*SUMMARY, *further)})
 
 
+def checked(dataset: xr.Dataset) -> xr.Dataset:
+    """Returns results with the dimension `run` and the types that selections such as `where` may have changed."""
+    if missing := [name for name in (*SETTINGS, *_NEEDED) if name not in dataset.variables]:
+        raise ValueError(f"this data set does not hold results: it has no {', '.join(missing)}")
+    if "run" not in dataset.dims:
+        labels = {name: ("run", [label.item()]) for name, label in dataset.coords.items() if label.dims == ()}
+        dataset = dataset.drop_vars(labels).expand_dims("run").assign_coords(labels)
+    if dataset.rounds.dtype.kind != "i":
+        dataset = dataset.assign(rounds=dataset.rounds.fillna(0).astype(int))
+    if dataset.scheduled.dtype != bool:
+        dataset = dataset.assign(scheduled=dataset.scheduled.fillna(False).astype(bool))
+    return dataset
+
+
 def further_axes(dataset: xr.Dataset) -> list[str]:
     """Returns the run labels besides `SETTINGS`: the further axes of a sweep."""
     return [
@@ -221,7 +245,7 @@ def provenance() -> dict[str, str]:
     versions = {package: importlib.metadata.version(package) for package in packages}
     return {
         "versions": json.dumps(versions | {"python": platform.python_version()}),
-        "backend": f"{jax.default_backend()}, {jax.device_count()} device(s)",
+        "backend": f"{jax.default_backend()}, {jax.device_count()} processor(s)",
         "revision": _revision(),
     }
 

@@ -238,11 +238,11 @@ def test_parameters_do_not_recompile():
             lambda cell: policies.by_name("centralized"),
             "unknown policy 'centralized': use everybody with",
         ),
-        (lambda cell: policies.by_name("no_such_file:policy"), "'no_such_file' cannot be used: ModuleNotFoundError"),
+        (lambda cell: policies.by_name("no_such_file:policy"), "'no_such_file' raised ModuleNotFoundError"),
         (lambda cell: policies.by_name("math:sqrt"), "policy 'math:sqrt' needs x: use 'math:sqrt"),
         (lambda cell: policies.by_name("math:no"), "'math' has no policy or factory 'no'; it has"),
         (lambda cell: policies.by_name("builtins:dict"), "must return a fcjax.Policy"),
-        (lambda cell: policies.by_name("builtins:exit"), "policy 'builtins:exit' cannot be used: SystemExit: "),
+        (lambda cell: policies.by_name("builtins:exit"), "policy 'builtins:exit' raised SystemExit: "),
     ],
 )
 def test_errors_name_bad_parameters_and_names(make, message):

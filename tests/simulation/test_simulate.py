@@ -267,7 +267,7 @@ def test_impossible_decision_ends_the_run():
 
     for factor in (jnp.nan, 1.001, -1.0, 0.0):
         policy = fcjax.Policy(lambda cell, factor=factor: jnp.array(factor), select)
-        with pytest.warns(UserWarning, match="the policy's decision after 3 rounds is impossible"):
+        with pytest.warns(UserWarning, match=r"the decision of Policy\(.*\) after 3 rounds is impossible"):
             run = fcjax.simulate(jax.random.key(0), policy, tiny.experiment())
         assert run.stop == Stop.BAD_DECISION
         assert run.num_rounds == 3

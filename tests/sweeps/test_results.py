@@ -2,6 +2,7 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 from scipy import stats
@@ -184,3 +185,30 @@ def test_progress_returns_results_and_shows_remaining_time(monkeypatch, capsys):
         monkeypatch.setattr("fcjax.runtime.progress.time.monotonic", lambda start=shown._resumed_at: start + 100)
         shown.update(1.0, 1)
     assert "running: 25%, 1 of 4 runs, 5:00 left" in capsys.readouterr().err
+
+
+def test_selected_runs_are_still_results():
+    rng = np.random.default_rng(6)
+    dataset = results.to_dataset([finished(rng, 5, 3, policy=policy, seed=seed) for policy in "ab" for seed in (0, 1)])
+    rows = results.summary(dataset)
+    pd.testing.assert_frame_equal(
+        results.summary(dataset.where(dataset.policy == "b", drop=True)),
+        rows[rows.policy == "b"].reset_index(drop=True),
+        check_dtype=False,
+    )
+    one = dataset.isel(run=3)
+    pd.testing.assert_frame_equal(results.summary(one), rows.iloc[[3]].reset_index(drop=True), check_dtype=False)
+    assert plots.accuracy(one).axes
+    plt.close("all")
+    with pytest.raises(ValueError, match="does not hold results: it has no dataset, policy"):
+        results.summary(dataset[["gain"]].drop_vars(results.SETTINGS))
+    with pytest.raises(ValueError, match=r"these results have no axis 'cell.scatter': use distribution"):
+        plots.against(dataset, "cell.scatter")
+
+
+def test_integers_in_a_history_are_padded_with_nan():
+    labels, run = finished(np.random.default_rng(7), 3, 2)
+    whole = dataclasses.replace(run, history=dataclasses.replace(run.history, gain=np.ones((3, 2), np.int32)))
+    dataset = results.to_dataset([(labels, whole)], room=(4, 2))
+    assert np.isnan(dataset.gain.values[0, 3]).all()
+    assert not dataset.scheduled.values[0, 3].any()
