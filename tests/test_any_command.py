@@ -149,6 +149,7 @@ class Commands(stateful.RuleBasedStateMachine):
         assert (code, len(errors)) == (2, 1)
         assert "is damaged: delete this file" in errors[0]
         path.unlink()
+        self.sweep, self.seeds = None, 0  # the folder takes any sweep again
 
 
 def test_any_sequence_of_commands(monkeypatch, tmp_path):

@@ -80,8 +80,8 @@ def plan(
     grid = {name: _checked(name, values) for name, values in (built_in | _further(axes, preset)).items()}
     if isinstance(seeds, int | float | np.generic):
         seeds = range(checks.whole("the number of seeds", seeds, 1, _MOST_SEEDS))
-    elif isinstance(seeds, Sized) and len(seeds) > _MOST_SEEDS:
-        raise ValueError(f"there can be up to {_MOST_SEEDS} seeds, got {len(seeds)}")
+    elif isinstance(seeds, Sized) and _count(seeds) > _MOST_SEEDS:
+        raise ValueError(f"there can be up to {_MOST_SEEDS} seeds, got {_count(seeds)}")
     seeds = [checks.whole("seeds", seed, 0, 2**31 - 1) for seed in _several("seeds", seeds)]
     named = _policies(policy, [checks.scalar("phi", value) for value in _several("phi", phi)])
     for name, values in {"policy and phi": [entry[:2] for entry in named], **grid, "seeds": seeds}.items():
@@ -241,9 +241,14 @@ def most_runs(policy: Any, **axes: Any) -> int:
     """Returns an upper bound on the number of runs: policies without phi have fewer."""
     seeds, further = axes.pop("seeds"), axes.pop("axes", None)
     axes |= further if isinstance(further, Mapping) else {}
-    num_seeds = seeds if isinstance(seeds, int) else len(seeds) if isinstance(seeds, Sized) else sys.maxsize
-    several = [values for values in (policy, *axes.values()) if not isinstance(values, str)]
-    return num_seeds * math.prod(len(values) for values in several if isinstance(values, Sized))
+    num_seeds = seeds if isinstance(seeds, int) else _count(seeds) if isinstance(seeds, Sized) else sys.maxsize
+    return num_seeds * math.prod(map(_count, (policy, *axes.values())))
+
+
+def _count(values: Any) -> int:
+    if isinstance(values, np.ndarray):
+        return values.size
+    return len(values) if isinstance(values, Sized) and not isinstance(values, str) else 1
 
 
 def _several(name: str, value: Any) -> list:
