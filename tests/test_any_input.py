@@ -129,8 +129,8 @@ CALLS = itertools.count(1)
 
 def attempt(function, *args, **kwargs):
     """Returns the answer, or None after an error of fcjax or if the input was not finite."""
-    if next(CALLS) % 1000 == 0:
-        jax.clear_caches()  # loops outside jit stay compiled, and a process has room for about 4000
+    if next(CALLS) % 100 == 0:
+        jax.clear_caches()  # loops outside jit stay compiled, and a process has room for some thousands
     try:
         answer = jax.block_until_ready(function(*args, **kwargs))
     except (ValueError, OSError) as error:

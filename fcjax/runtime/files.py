@@ -12,11 +12,12 @@ import platformdirs
 
 def cache_folder(cache_dir: str | os.PathLike | None) -> Path:
     """Returns the given folder, or FCJAX_CACHE_DIR, or the user's cache folder."""
-    folder = cache_dir or os.environ.get("FCJAX_CACHE_DIR") or platformdirs.user_cache_dir("fcjax")
+    folder = cache_dir or os.environ.get("FCJAX_CACHE_DIR")
     try:
-        return Path(folder).expanduser()
+        return Path(folder or platformdirs.user_cache_dir("fcjax")).expanduser()
     except RuntimeError as error:
-        raise OSError(f"{folder} cannot be found: this user has no home folder; set FCJAX_CACHE_DIR") from error
+        what = folder or "the cache folder"
+        raise OSError(f"{what} cannot be found: this user has no home folder; set FCJAX_CACHE_DIR") from error
 
 
 def write_whole(path: str | os.PathLike, write: Any) -> None:
