@@ -99,9 +99,8 @@ class Commands(stateful.RuleBasedStateMachine):
         )
         known = self.right.setdefault(sweep, {})
         for seed, of_seed in rows.groupby("seed"):
-            pd.testing.assert_frame_equal(
-                known.setdefault(seed, of_seed).reset_index(drop=True), of_seed.reset_index(drop=True)
-            )
+            expected = known.setdefault(seed, of_seed).reset_index(drop=True)
+            pd.testing.assert_frame_equal(expected, of_seed.reset_index(drop=True), check_dtype=False)
 
     @stateful.rule(
         options=st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in OPTIONS.items()})
