@@ -26,7 +26,7 @@ mini-batches. Writes to OUT:
   histories.nc     every round of every run; xarray.open_dataset reads it
   accuracy.png     accuracy against simulated time, with 95% intervals over seeds (and .pdf)
   rounds.png       scheduled devices, round time and estimates (and .pdf)
-  accuracy_by_X.png   best accuracy against X, for each X of --axis (and .pdf)
+  accuracy_by_X.png   best accuracy against X, for each numeric X of --axis (and .pdf)
 """
 
 EXAMPLES = """examples:
@@ -66,7 +66,7 @@ class _Parser(argparse.ArgumentParser):
         """Adds the names of all policies, which are slow to import."""
         from fcjax import policies
 
-        names = [*policies.REGISTRY.names(), "centralized (all data in one place)", "my_file:my_policy(x=2) (yours)"]
+        names = [*policies.REGISTRY.names(), "my_file:my_policy(x=2) (yours)"]
         return f"{super().format_help()}\npolicies:\n{textwrap.fill(', '.join(names), 100, **_INDENT)}\n"
 
 
@@ -179,6 +179,7 @@ def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
                     client=client,
                     keep=args.out / "runs",
                     out=args.out / "histories.nc",
+                    workers=args.workers,
                     side_by_side=args.side_by_side,
                     about={"command": command},
                     progress=True,

@@ -151,6 +151,7 @@ def centralized(experiment: Experiment, speed: int = 20) -> Experiment:
             cell,
             power_w=np.asarray(cell.power_w, np.float32)[:1],
             upload_bits=np.float32(0),
+            access="fdma",
             sample_floor_s=first(cell.sample_floor_s) / speed,
             sample_rate_hz=first(cell.sample_rate_hz) * speed,
         ),

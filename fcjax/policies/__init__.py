@@ -2,7 +2,8 @@
 
 Each factory returns a `Policy`. Its parameters (phi, n, a threshold) are part of the policy's state, so all policies
 from one factory share one compiled program. Every policy schedules at least one device. `client_selection` and
-`everybody` use equal shares; the others split the bandwidth optimally (Alg. 1). `by_name` looks policies up by name.
+`everybody` use equal shares, except under TDMA; the others allocate the uplink optimally (Alg. 1 under FDMA). `by_name`
+looks policies up by name.
 """
 
 from jax.typing import ArrayLike
@@ -46,8 +47,8 @@ REGISTRY = Registry(
         "as-l": "as(threshold_s=0.4)",
         "as-h": "as(threshold_s=1.5)",
         "fixed-N": "fixed(n=N)",
+        "centralized": "everybody",  # with presets.centralized(experiment); a sweep applies both
     },
-    hints={"centralized": "use everybody with fcjax.presets.centralized(experiment)"},
 )
 
 

@@ -14,6 +14,7 @@ from jax import Array, lax
 from fcjax import checks
 from fcjax.runtime.plugins import of_user
 from fcjax.types import Cell, Decision, Estimates, Policy, RoundContext, Training
+from fcjax.wireless import ofdma
 from fcjax.wireless.access import round_time
 from fcjax.wireless.world import RoundKeys, observe
 
@@ -30,10 +31,10 @@ def check_policy(
 ) -> None:
     """Raises ValueError if a policy violates the contract.
 
-    A policy must schedule at least one device in every round. Its shares must sum to 1 and be 0 for devices that are
-    not scheduled, and its round time must be that of its shares. It must be a pure function with the same decisions
-    under `jax.jit` and `jax.vmap`, and it must keep the structure of its state. All this is checked in random rounds,
-    separately and in sequence.
+    A policy must schedule at least one device in every round. Its shares must sum to 1 (at most 1 under OFDMA and TDMA)
+    and be 0 for devices that are not scheduled, and its round time must be that of its shares. It must be a pure
+    function with the same decisions under `jax.jit` and `jax.vmap`, and it must keep the structure of its state. All
+    this is checked in random rounds, separately and in sequence.
 
     Args:
       policy: the policy.
@@ -159,8 +160,7 @@ def _check_values(decision: Decision, contexts: RoundContext, name: str) -> None
     total = share.sum(-1, dtype=np.float64)
     tolerance = 1e-5 if share.dtype == np.float32 else 1e-9
     usable = jnp.where(decision.share > 0, decision.share, 0)
-    access, blocks = contexts.cell.access, share * contexts.cell.num_blocks
-    partly = np.abs(blocks - blocks.round()) > 1e-3
+    access, partly = contexts.cell.access, ~np.asarray(ofdma.is_whole(share, contexts.cell.num_blocks))
     true_s = np.asarray(_round_times(decision, usable, contexts))
     with np.errstate(invalid="ignore"):
         faults = {

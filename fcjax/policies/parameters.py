@@ -24,9 +24,11 @@ def with_parameter(name: str, value: ArrayLike, select: Callable) -> Policy:
 
 def with_number(n: ArrayLike, select: Callable) -> Policy:
     def init(cell: Cell) -> Array:
-        num_devices = checks.num_devices(cell)
-        allowed = f"a whole number from 1 to {num_devices}, the number of devices"
-        is_allowed = lambda x: (x >= 1) & (x <= num_devices) & (x == x.round())  # noqa: E731
+        most, of_what = checks.num_devices(cell), "devices"
+        if cell.access == "ofdma" and cell.num_blocks < most:
+            most, of_what = cell.num_blocks, "blocks"
+        allowed = f"a whole number from 1 to {most}, the number of {of_what}"
+        is_allowed = lambda x: (x >= 1) & (x <= most) & (x == x.round())  # noqa: E731
         return jnp.asarray(checks.within("n", n, is_allowed, allowed, ())).astype(jnp.int32)
 
     return Policy(init, select)

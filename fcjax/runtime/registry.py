@@ -25,7 +25,6 @@ class Registry(Generic[T]):
         kind: type[T],
         factories: Mapping[str, Callable[..., T]],
         short: Mapping[str, str] | None = None,
-        hints: Mapping[str, str] | None = None,
     ):
         """Makes a registry.
 
@@ -33,10 +32,9 @@ class Registry(Generic[T]):
           kind: the type that factories return.
           factories: the built-in factories by name.
           short: short forms and the names they stand for; N stands for a number, as in {"fixed-N": "fixed(n=N)"}.
-          hints: what to do instead, for names that users may look for here.
         """
         self._kind, self._word = kind, kind.__name__.lower()
-        self._factories, self._short, self._hints = dict(factories), dict(short or {}), dict(hints or {})
+        self._factories, self._short = dict(factories), dict(short or {})
 
     def names(self) -> list[str]:
         """Returns the names and short forms of everything built in, with the parameters that are required."""
@@ -99,8 +97,6 @@ class Registry(Generic[T]):
         return name
 
     def _instead(self, base: str) -> str:
-        if base in self._hints:
-            return f": {self._hints[base]}"
         close = difflib.get_close_matches(base, [*self._factories, *self._short], n=1)
         question = f", did you mean {close[0]}?" if close else ":"
         return f"{question} use {', '.join(self.names())}, or my_file:my_{self._word}"

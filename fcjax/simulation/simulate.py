@@ -108,7 +108,8 @@ def _warn_of_faults(run: Run, policy: Policy) -> None:
     if np.any(stop == Stop.BAD_DECISION):
         warnings.warn(
             f"the decision of {policy} after {num_rounds[stop == Stop.BAD_DECISION].min()} rounds is impossible "
-            "(nobody scheduled, or bad shares), and the run ends there: fcjax.check_policy says what is wrong",
+            "(nobody scheduled, or shares that are missing or sum to more than 1), and the run ends there: "
+            "fcjax.check_policy says what is wrong",
             stacklevel=3,
         )
     elif np.any((stop == Stop.BUDGET) & (num_rounds == 0)):

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fcjax import checks, data, policies, presets
@@ -132,7 +133,7 @@ def _checked(name: str, values: Any) -> list:
         return [value if value is None and name == "budget_s" else checks.scalar(name, value) for value in values]
     if bad := [value for value in values if not isinstance(value, str | int | float | np.generic)]:
         raise ValueError(f"the values of axis {name} must be strings or numbers, got {bad[0]!r}")
-    return values
+    return [value.item() if isinstance(value, np.generic) else value for value in values]
 
 
 class _Maker:
@@ -246,7 +247,7 @@ def most_runs(policy: Any, **axes: Any) -> int:
 
 
 def _count(values: Any) -> int:
-    if isinstance(values, np.ndarray):
+    if isinstance(values, np.ndarray | jax.Array):
         return values.size
     return len(values) if isinstance(values, Sized) and not isinstance(values, str) else 1
 
@@ -254,6 +255,8 @@ def _count(values: Any) -> int:
 def _several(name: str, value: Any) -> list:
     if value is None or isinstance(value, str | int | float | np.generic):
         return [value]
+    if isinstance(value, np.ndarray | jax.Array):
+        return list(np.atleast_1d(np.asarray(value)))
     try:
         return list(value)
     except TypeError as error:

@@ -57,7 +57,7 @@ _ABOUT = {  # unit and meaning
     "elapsed_s": ("s", "simulated time at the end of the round"),
     "round_s": ("s", "how long the round took"),
     "scheduled": ("1", "whether the device took part"),
-    "share": ("1", "part of the bandwidth"),
+    "share": ("1", "fraction of the bandwidth, or of the round under TDMA"),
     "gain": ("1", "true power gain of the channel"),
     "compute_s": ("s", "true computation time"),
     "accuracy": ("1", "fraction of the test set that the global model classifies correctly after the round"),
@@ -145,6 +145,9 @@ def from_run(run: Run, experiment: Experiment, **labels: Any) -> xr.Dataset:
       labels: the run's settings, such as policy="mine" or seed=3, as a value for all runs or one per run. Names that
         are not in `SETTINGS` become further axes.
     """
+    taken = {"run", "round", "device", "devices", *_ABOUT, *(field.name for field in dataclasses.fields(Record))}
+    if clash := taken.intersection(labels) - {"radius_m", "budget_s", "phi"}:
+        raise ValueError(f"{min(clash)} cannot be a label: the results have a variable of this name")
     num_dims = np.ndim(run.stop)
     leaves = jax.tree.map(np.asarray, dataclasses.replace(run, params=None, tilde_params=None))
     stacked = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[num_dims:]), leaves)
@@ -175,9 +178,11 @@ def concat(parts: Sequence[xr.Dataset]) -> xr.Dataset:
     if not parts:
         raise ValueError("concat needs at least one data set")
     parts = [checked(part) for part in parts]
-    axes = {name: np.nan if part[name].dtype.kind in "if" else "" for part in parts for name in further_axes(part)}
+    axes = {name: np.nan if part[name].dtype.kind in "bif" else "" for part in parts for name in further_axes(part)}
     alike = []
     for part in parts:
+        flags = [name for name in axes if name in part.coords and part[name].dtype == bool]
+        part = part.assign_coords({name: part[name].astype(float) for name in flags})
         lacking = {name: ("run", np.full(part.sizes["run"], axes[name])) for name in axes if name not in part.coords}
         alike.append(part.assign_coords(lacking))
     fill = {str(name): False if variable.dtype == bool else np.nan for name, variable in parts[0].data_vars.items()}
@@ -225,8 +230,12 @@ def checked(dataset: xr.Dataset) -> xr.Dataset:
     if "run" not in dataset.dims:
         labels = {name: ("run", [label.item()]) for name, label in dataset.coords.items() if label.dims == ()}
         dataset = dataset.drop_vars(labels).expand_dims("run").assign_coords(labels)
-    if dataset.rounds.dtype.kind != "i":
-        dataset = dataset.assign(rounds=dataset.rounds.fillna(0).astype(int))
+    if dataset.rounds.dtype.kind != "i":  # `where` has made them floats, and NaN for other runs
+        dataset = dataset.isel(run=dataset.rounds.notnull().values)
+        whole = {name: dataset[name].astype(np.int32) for name in ("rounds", "diverged_round")}
+        dataset = dataset.assign(whole)
+    if not dataset.sizes["run"]:
+        raise ValueError("this data set holds no runs")
     if dataset.scheduled.dtype != bool:
         dataset = dataset.assign(scheduled=dataset.scheduled.fillna(False).astype(bool))
     return dataset

@@ -107,6 +107,8 @@ def run_all(
     if out is not None and not out.parent.is_dir():
         raise OSError(f"results cannot be written to {out}: there is no folder {out.parent}")
     side_by_side = checks.whole("side_by_side", side_by_side or default_side_by_side(), 1)
+    if not jobs:
+        raise ValueError("there are no runs: jobs is empty")
     clock = executor.Clock()
     finished = _Finished(None if keep is None else Archive(keep, side_by_side), in_memory=out is None)
     if keep is not None and any(keep.glob("[!.]*.npz")):
@@ -130,18 +132,28 @@ def run_all(
         where = "" if keep is None else f" and are kept in {keep}; run the same command to resume"
         warnings.warn(f"interrupted: {len(finished)} of {len(jobs)} runs have finished{where}", stacklevel=2)
     done = [job for job in jobs if job in finished]
+    labels = _labels(done)
     finished.warn_of_faults(done)
     about = {"complete": int(not interrupted), "kept": num_kept, **dataclasses.asdict(clock), **about}
     if out is None:
-        return results.to_dataset([(job.labels, finished.get(job)) for job in done], about)
+        return results.to_dataset([(labels[job], finished.get(job)) for job in done], about)
     blocks = (done[start : start + _AT_HAND] for start in range(0, len(done), _AT_HAND))
-    labelled = ([(job.labels, finished.get(job)) for job in block] for block in blocks)
+    labelled = ([(labels[job], finished.get(job)) for job in block] for block in blocks)
     parts = (results.to_dataset(runs, about, room=finished.room) for runs in labelled)
     try:
         results.save_parts(parts, out)
     except OSError as error:
         raise OSError(f"{error}; finished runs are kept in {keep}: run the same command to resume") from error
     return results.read(out)
+
+
+def _labels(jobs: Sequence[Job]) -> dict[Job, dict[str, Any]]:
+    """Returns the labels of each run; axes of other runs are NaN or an empty text."""
+    usual: dict[str, Any] = {}
+    for job in jobs:
+        for name, value in job.labels.items():
+            usual.setdefault(name, "" if isinstance(value, str) else float("nan"))
+    return {job: usual | job.labels for job in jobs}
 
 
 class _Finished:

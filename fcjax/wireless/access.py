@@ -27,8 +27,9 @@ def allocate(scheduled: Array, observation: Observation, cell: Cell) -> Decision
     """Allocates the uplink so that the scheduled devices finish as early as possible.
 
     Under FDMA, solves min over t and gamma of t, subject to compute_s + upload_bits / rate(gamma) <= t for each
-    scheduled device and sum(gamma) <= 1. Under OFDMA, each gamma is a multiple of 1/num_blocks. Under TDMA, finds the
-    best order of uploads, and gamma is the fraction of the round for which a device sends.
+    scheduled device and sum(gamma) <= 1. Under OFDMA, each gamma is the least multiple of 1/num_blocks that suffices,
+    so some blocks may stay unused. Under TDMA, finds the best order of uploads, and gamma is the fraction of the round
+    for which a device sends.
 
     Args:
       scheduled: (M,) bool.
@@ -49,8 +50,9 @@ def allocate(scheduled: Array, observation: Observation, cell: Cell) -> Decision
 def round_time(scheduled: Array, share: Array, observation: Observation, cell: Cell) -> Array:
     """Returns the round time, () s, of the scheduled devices with the given shares, optimal or not.
 
-    It is 0 if no device is scheduled, and inf if a scheduled device has no share or never finishes. Under TDMA each
-    device sends as long as it needs, so shares only matter by being positive.
+    It is 0 if no device is scheduled, and inf if a scheduled device has no share, has a share that is not a whole
+    number of blocks under OFDMA, or never finishes. Under TDMA each device sends as long as it needs, so shares only
+    matter by being positive.
     """
     observation, cell = checks.uplink(observation, cell, needs_upload=False)
     scheduled = checks.mask("scheduled", scheduled, checks.num_devices(cell))
@@ -59,6 +61,8 @@ def round_time(scheduled: Array, share: Array, observation: Observation, cell: C
     if cell.access == "tdma":
         round_s = tdma.round_time(scheduled, uploads(observation, cell))
         return jnp.where(jnp.any(scheduled & ~reached), jnp.inf, round_s)
+    if cell.access == "ofdma":
+        reached &= ofdma.is_whole(share, cell.num_blocks)
     upload_s = jnp.where(reached, cell.upload_bits / jnp.where(reached, bits_s, 1), jnp.inf)
     return jnp.max(jnp.where(scheduled, observation.compute_s + upload_s, 0))
 

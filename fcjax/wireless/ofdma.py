@@ -49,6 +49,12 @@ def _earliest(fits: Callable[[Array], Array], times: Array) -> Array:
     return jnp.append(candidates, jnp.inf)[first]
 
 
+def is_whole(share: ArrayLike, num_blocks: int) -> Array:
+    """Returns which shares are whole numbers of blocks, up to rounding."""
+    blocks = jnp.asarray(share) * num_blocks
+    return jnp.abs(blocks - jnp.round(blocks)) <= 1e-3 + 4 * jnp.finfo(blocks.dtype).eps * num_blocks
+
+
 @partial(jax.jit, static_argnames="num_blocks")
 def allocate(scheduled: Array, upload: Upload, *, num_blocks: int) -> Decision:
     """Gives each scheduled device the least number of blocks with which all finish as early as possible."""

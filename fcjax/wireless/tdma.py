@@ -34,7 +34,7 @@ def allocate(scheduled: Array, upload: Upload) -> Decision:
     round_s, send_s = round_time(scheduled, upload), send_time(upload)
     lost = scheduled & ~(upload.compute_s + send_s < NEVER_S)
     possible = jnp.any(scheduled) & ~jnp.any(lost)
-    share = jnp.where(scheduled & possible, send_s / jnp.where(possible, round_s, 1), 0)
+    share = jnp.where(scheduled & possible, send_s, 0) / jnp.where(possible, round_s, 1)
     of_lost = lost / jnp.maximum(jnp.sum(lost, dtype=share.dtype), 1)
     return Decision(scheduled, jnp.where(jnp.any(lost), of_lost, share), round_s)
 

@@ -171,3 +171,16 @@ def test_policy_checks_use_the_sample_counts():
     fcjax.check_policy(job.policy, job.experiment.cell, ignores_labels=False)
     with pytest.raises(ValueError, match="policy 'a' must keep the structure of its state"):
         plan({"a": fcjax.Policy(lambda cell: jnp.array(0), select_and_grow)}, **SETTINGS)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_joined_plans_keep_all_axes(tmp_path):
+    plain = plan("pf", **SETTINGS)
+    banded = plan("pf", **SETTINGS, axes={"cell.bandwidth_hz": [1e7], "observation_error": np.array([0.5], np.float32)})
+    for jobs, out in ((plain + banded, None), (banded + plain, tmp_path / "all.nc")):
+        keep = None if out is None else tmp_path / "runs"
+        results = fcjax.run_all(jobs, keep=keep, out=out, workers=1)
+        for name in ("cell.bandwidth_hz", "observation_error"):
+            assert sorted(np.isnan(results[name].values)) == [False, True]
+    with pytest.raises(ValueError, match="there are no runs: jobs is empty"):
+        fcjax.run_all([])

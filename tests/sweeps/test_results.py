@@ -196,6 +196,11 @@ def test_selected_runs_are_still_results():
         rows[rows.policy == "b"].reset_index(drop=True),
         check_dtype=False,
     )
+    pd.testing.assert_frame_equal(
+        results.summary(dataset.where(dataset.policy == "b")), rows[rows.policy == "b"].reset_index(drop=True)
+    )
+    with pytest.raises(ValueError, match="this data set holds no runs"):
+        results.summary(dataset.isel(run=[]))
     one = dataset.isel(run=3)
     pd.testing.assert_frame_equal(results.summary(one), rows.iloc[[3]].reset_index(drop=True), check_dtype=False)
     assert plots.accuracy(one).axes

@@ -198,6 +198,35 @@ def test_exact_is_never_worse_than_greedy(radio, x64):
     assert np.all(ratio >= 1 - 1e-9)
 
 
+def test_shares_must_be_whole_blocks():
+    observation, cell = worlds.build(worlds.draw(np.random.default_rng(9), 3), np.float32, access="ofdma", num_blocks=2)
+    assert np.isinf(fcjax.round_time(np.ones(3, bool), np.full(3, 1 / 3, np.float32), observation, cell))
+    with pytest.raises(ValueError, match="n must be a whole number from 1 to 2, the number of blocks, got 3"):
+        policies.random(3).init(cell)
+    fine = dataclasses.replace(cell, num_blocks=60_000)
+    for n in (1, 2, 3):
+        decision = fcjax.allocate(np.arange(3) < n, observation, fine)
+        again = fcjax.round_time(decision.scheduled, decision.share, observation, fine)
+        np.testing.assert_allclose(again, decision.round_s, rtol=1e-5)
+
+
+def test_gradients_of_shares_with_a_device_out_of_reach(x64):
+    observation, cell = worlds.build(worlds.draw(np.random.default_rng(10), 4), np.float64, access="tdma")
+    gain = np.where(np.arange(4) == 3, 0, observation.gain)
+    share = lambda compute_s: fcjax.allocate(  # noqa: E731
+        np.arange(4) < 3, fcjax.Observation(gain, compute_s), cell
+    ).share[0]
+    assert np.isfinite(jax.grad(share)(jnp.asarray(observation.compute_s))).all()
+
+
+@pytest.mark.parametrize("access", ["fdma", "ofdma", "tdma"])
+def test_centralized_training_under_any_scheme(access):
+    data = fcjax.data.synthetic.classification(6000, 100, num_features=8, num_labels=10)
+    experiment = fcjax.presets.shi2020(data, distribution="iid", budget_s=3.0, hidden=(), access=access)
+    run = fcjax.simulate(jax.random.key(0), policies.everybody(), fcjax.presets.centralized(experiment))
+    assert run.num_rounds > 1
+
+
 def test_errors_name_bad_schemes():
     observation, cell = worlds.build(worlds.draw(np.random.default_rng(0), 3), np.float32)
     with pytest.raises(ValueError, match=r"cell.access must be fdma, ofdma or tdma, got 'cdma'"):
