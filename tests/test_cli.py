@@ -11,7 +11,6 @@ import pytest
 
 from fcjax import cli, data, policies, results
 from fcjax.report import output
-from fcjax.runtime import files
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -169,14 +168,14 @@ def test_one_command_at_a_time(script, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_full_disk_while_plotting(script, tmp_path, capsys, monkeypatch):
-    write = files.write_whole
+    write = output.write_whole
 
     def fail_on_pdf(path, *args):
         if path.suffix == ".pdf":
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, *args)
 
-    monkeypatch.setattr(files, "write_whole", fail_on_pdf)
+    monkeypatch.setattr(output, "write_whole", fail_on_pdf)
     assert script.sweep(["--policy", "pf", "--seeds", "1", "--budget", "5", "--out", str(tmp_path)]) == 2
     printed = capsys.readouterr().err
     assert "the results could not be written: [Errno 28] No space left on device; finished runs are kept in" in printed
