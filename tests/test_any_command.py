@@ -36,7 +36,7 @@ OPTIONS = {
     "--radius": ["600", "1500", *NUMBERS],
     "--devices": ["5", "-1", "1.5", "100000", "x"],
     "--budget": ["1.5", *NUMBERS],
-    "--axis": ["cell.scatter", "nonsense", ""],
+    "--axis": ["cell.scatter 0.5", "cell.access fdma tdma", "cell.scatter", "nonsense 1", ""],
     "--seed": ["7", "2147483648", "x"],
     "--seeds": ["2", "0", "-1", "x"],
     "--observation-error": ["0.2", "-1", "nan", "x"],
@@ -106,13 +106,16 @@ class Commands(stateful.RuleBasedStateMachine):
         options=st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in OPTIONS.items()})
     )
     def run_any_options_elsewhere(self, options):
-        line = [*SWEEPS[0], *USUAL, "--seeds", "1", *itertools.chain(*options.items())]
+        further = itertools.chain(*((name, *value.split(" ")) for name, value in options.items()))
+        line = [*SWEEPS[0], *USUAL, "--seeds", "1", *further]
         elsewhere = self.folder / "elsewhere"
         code, errors = self.run_command(*line, out=elsewhere)
         assert (code, len(errors)) in ((0, 0), (2, 1)), (code, errors)
         if code == 0:
             rows = pd.read_csv(elsewhere / "summary.csv")
             assert np.isfinite(rows[["best_accuracy", "final_accuracy", "elapsed_s"]]).all(axis=None)
+        else:  # a command that failed must not claim its folder
+            assert self.run_command(*SWEEPS[0], *USUAL, "--seeds", "1", out=elsewhere) == (0, [])
         shutil.rmtree(elsewhere, ignore_errors=True)
 
     @stateful.precondition(lambda self: self.sweep is not None)

@@ -79,6 +79,8 @@ def plan(
     if not callable(preset):
         raise ValueError(f"preset must be a function that makes an Experiment, got {preset!r}")
     grid = {name: _checked(name, values) for name, values in (built_in | _further(axes, preset)).items()}
+    if isinstance(seeds, np.ndarray | jax.Array) and seeds.ndim == 0:
+        seeds = seeds.item()
     if isinstance(seeds, int | float | np.generic):
         seeds = range(checks.whole("the number of seeds", seeds, 1, _MOST_SEEDS))
     elif isinstance(seeds, Sized) and _count(seeds) > _MOST_SEEDS:

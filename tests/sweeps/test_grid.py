@@ -137,6 +137,7 @@ def test_numpy_numbers_keep_their_precision():
     jobs = plan("fc", **SETTINGS | {"phi": np.array([0.05, 0.1]), "radius_m": np.float64(600.1)})
     assert [job.labels["phi"] for job in jobs] == [0.05, 0.1]
     assert jobs[0].labels["radius_m"] == 600.1
+    assert len(plan("fc", **SETTINGS | {"seeds": np.array(2)})) == 2, "a number of seeds, not a seed"
 
 
 def test_access_schemes_are_an_axis():
