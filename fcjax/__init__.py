@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fcjax import data, policies, presets
-    from fcjax.learning import batches, models
-    from fcjax.policies.contract import check_policy, random_context
+    from fcjax.learning import batches, compressors, models
+    from fcjax.policies.contract import check_policy, check_world, random_context
     from fcjax.report import plots
     from fcjax.runtime import console, files, hardware, programs
     from fcjax.simulation.experiment import Experiment
@@ -18,29 +18,50 @@ if TYPE_CHECKING:
     from fcjax.sweeps.jobs import Job
     from fcjax.sweeps.run import run_all, sweep
     from fcjax.theory import bounds
-    from fcjax.types import Cell, Decision, Estimates, Observation, Policy, RoundContext, Training
-    from fcjax.wireless import latency, radio
+    from fcjax.types import (
+        Cell,
+        Compressor,
+        Decision,
+        Estimates,
+        Limits,
+        Observation,
+        Outages,
+        Policy,
+        Reports,
+        RoundContext,
+        Training,
+        World,
+    )
+    from fcjax.wireless import latency, outages, radio, worlds
     from fcjax.wireless.access import allocate, fastest_sets, required_share, round_time
+    from fcjax.wireless.energy import round_energy
     from fcjax.wireless.lambertw import lambertw
 
 # The module of each name. Names are imported on first use, so that `fcjax --help` does not wait for JAX.
 _WHERE = {
     "Cell": "types",
+    "Compressor": "types",
     "Decision": "types",
     "Estimates": "types",
     "Experiment": "simulation.experiment",
     "Job": "sweeps.jobs",
+    "Limits": "types",
     "Observation": "types",
+    "Outages": "types",
     "Policy": "types",
+    "Reports": "types",
     "RoundContext": "types",
     "Run": "simulation.simulate",
     "Stop": "simulation.rounds",
     "Training": "types",
+    "World": "types",
     "allocate": "wireless.access",
     "archive": "sweeps",
     "batches": "learning",
     "bounds": "theory",
     "check_policy": "policies.contract",
+    "check_world": "policies.contract",
+    "compressors": "learning",
     "console": "runtime",
     "data": "",
     "fastest_sets": "wireless.access",
@@ -50,6 +71,7 @@ _WHERE = {
     "latency": "wireless",
     "metrics": "sweeps",
     "models": "learning",
+    "outages": "wireless",
     "plan": "sweeps.grid",
     "plots": "report",
     "policies": "",
@@ -59,28 +81,37 @@ _WHERE = {
     "random_context": "policies.contract",
     "required_share": "wireless.access",
     "results": "sweeps",
+    "round_energy": "wireless.energy",
     "round_time": "wireless.access",
     "run_all": "sweeps.run",
     "simulate": "simulation.simulate",
     "sweep": "sweeps.run",
+    "worlds": "wireless",
 }
 __all__ = [
     "Cell",
+    "Compressor",
     "Decision",
     "Estimates",
     "Experiment",
     "Job",
+    "Limits",
     "Observation",
+    "Outages",
     "Policy",
+    "Reports",
     "RoundContext",
     "Run",
     "Stop",
     "Training",
+    "World",
     "allocate",
     "archive",
     "batches",
     "bounds",
     "check_policy",
+    "check_world",
+    "compressors",
     "console",
     "data",
     "fastest_sets",
@@ -90,6 +121,7 @@ __all__ = [
     "latency",
     "metrics",
     "models",
+    "outages",
     "plan",
     "plots",
     "policies",
@@ -99,10 +131,12 @@ __all__ = [
     "random_context",
     "required_share",
     "results",
+    "round_energy",
     "round_time",
     "run_all",
     "simulate",
     "sweep",
+    "worlds",
 ]
 __version__ = importlib.metadata.version("fcjax")
 

@@ -133,7 +133,10 @@ def num_devices(cell: Cell) -> int:
 
 
 def uplink(observation: Observation, cell: Cell, *, needs_upload: bool = True) -> tuple[Observation, Cell]:
-    """Checks the values that the rate depends on; with `needs_upload`, there must be bits to upload."""
+    """Checks the values that the rate depends on; with `needs_upload`, there must be bits to upload.
+
+    Devices that are not available get no gain, so that they never finish.
+    """
     per_device = (num_devices(cell),)
     _access(cell)
     # All fields are converted, because compiled programs take the whole cell.
@@ -143,13 +146,22 @@ def uplink(observation: Observation, cell: Cell, *, needs_upload: bool = True) -
     fields |= {name: of_cell(name, cell) for name in ("bandwidth_hz", "noise_psd_w_hz", "power_w", "upload_bits")}
     if needs_upload:
         positive("cell.upload_bits", fields["upload_bits"])
-    return (
-        Observation(
-            gain=not_negative("observation.gain", observation.gain, per_device, low=0),
-            compute_s=not_negative_or_infinite("observation.compute_s", observation.compute_s, per_device),
-        ),
-        dataclasses.replace(cell, **fields),
-    )
+    gain = not_negative("observation.gain", observation.gain, per_device, low=0)
+    available = observation.available
+    if available is not True:
+        available = _available(available, per_device)
+        gain = jnp.where(available, gain, 0)
+    compute_s = not_negative_or_infinite("observation.compute_s", observation.compute_s, per_device)
+    return Observation(gain, compute_s, available), dataclasses.replace(cell, **fields)
+
+
+def _available(value: Any, per_device: Shape) -> Array:
+    array: Any = value if isinstance(value, jax.Array) else np.asarray(value)
+    if array.dtype != bool or array.shape not in ((), per_device):
+        raise ValueError(
+            f"observation.available must be booleans of shape () or {per_device}, got {array.dtype} {array.shape}"
+        )
+    return jnp.asarray(array)
 
 
 def whole_cell(cell: Cell) -> Cell:
@@ -169,7 +181,9 @@ def _access(cell: Cell) -> None:
 
 
 def _numbers(cell: Cell) -> list[dataclasses.Field]:
-    return [field for field in dataclasses.fields(cell) if not field.metadata.get("static")]
+    """Returns the numeric fields of a cell, without those that are None."""
+    fields = (field for field in dataclasses.fields(cell) if not field.metadata.get("static"))
+    return [field for field in fields if getattr(cell, field.name) is not None]
 
 
 def of_cell(name: str, cell: Cell) -> Real:
@@ -179,4 +193,9 @@ def of_cell(name: str, cell: Cell) -> Real:
     return _CHECKS[about["allowed"]](f"cell.{name}", getattr(cell, name), *shapes, **about["limits"])
 
 
-_CHECKS: dict[str, Callable[..., Real]] = {"positive": positive, "not negative": not_negative, "fraction": fraction}
+_CHECKS: dict[str, Callable[..., Real]] = {
+    "positive": positive,
+    "not negative": not_negative,
+    "not negative or infinite": not_negative_or_infinite,
+    "fraction": fraction,
+}

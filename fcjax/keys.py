@@ -4,9 +4,20 @@ The caller folds the round into the key and splits it by purpose. This module fo
 same numbers however many other devices there are.
 """
 
+import enum
+
 import jax
 import jax.numpy as jnp
 from jax import Array
+
+
+class Purpose(enum.IntEnum):
+    """What a key is folded with where it is not split; the numbers are far from those of rounds and devices."""
+
+    WORLD = 2**31 - 1  # of a run's key
+    AVAILABILITY = 2**31 - 2  # of a round's key, like the following
+    OUTAGES = 2**31 - 3
+    COMPRESSION = 2**31 - 4
 
 
 def per_device(key: Array, num_devices: int) -> Array:

@@ -16,11 +16,12 @@ from jax.typing import ArrayLike
 
 from fcjax import checks, data
 from fcjax.data import Dataset
-from fcjax.learning import batches, models, updates
+from fcjax.learning import batches, compressors, models, updates
 from fcjax.learning.updates import OptimizerFactory
 from fcjax.simulation.experiment import Experiment
-from fcjax.types import Cell, Estimates, Training
-from fcjax.wireless import radio
+from fcjax.types import Cell, Compressor, Estimates, Outages, Training, World
+from fcjax.wireless import outages as known_outages
+from fcjax.wireless import radio, worlds
 
 # Per data set: learning rate, budget in s, and the mean and standard deviation that normalise inputs, as in PyTorch's
 # examples. With CIFAR-10's true channel statistics, results with two labels per device fall short of the paper's.
@@ -43,6 +44,12 @@ def shi2020(
     local_steps: int = 5,
     batch_size: int = 128,
     make_optimizer: OptimizerFactory | optax.GradientTransformation = updates.sgd,
+    proximal: ArrayLike | None = None,
+    server_optimizer: optax.GradientTransformation | None = None,
+    world: str | World = "redrawn",
+    outages: str | Outages = "none",
+    compressor: str | Compressor = "none",
+    data_seed: int | None = None,
     **of_cell: Any,
 ) -> Experiment:
     """Makes the experiment of Shi et al., Sec. IV: 20 devices at random places in a cell of 600 m, and an MLP.
@@ -58,7 +65,7 @@ def shi2020(
       num_devices: M.
       radius_m: R.
       budget_s: T; by default 60 s, or 200 s for CIFAR-10.
-      seed: the seed of the partition.
+      seed: the seed of the run, and of the partition.
       momentum: the momentum of local SGD.
       observation_error: alpha, the relative error of the observed channels and computation times.
       hidden: the sizes of the MLP's hidden layers.
@@ -67,8 +74,15 @@ def shi2020(
       local_steps: tau.
       batch_size: d.
       make_optimizer: replaces local SGD: an optax optimizer, or a function that makes one from `Training`.
+      proximal: mu of FedProx; see `fcjax.Training`.
+      server_optimizer: an optax optimizer of the server, such as optax.sgd(1.0, momentum=0.9) for FedAvgM.
+      world: a name that `fcjax.worlds.by_name` accepts, such as "mobile(speed_m_s=3)", or a `fcjax.World`.
+      outages: a name that `fcjax.outages.by_name` accepts, such as "erasures(probability=0.1)", or a `fcjax.Outages`.
+      compressor: a name that `fcjax.compressors.by_name` accepts, such as "quantise(bits=4)", or a `fcjax.Compressor`.
+      data_seed: the seed of the partition, where it differs from `seed`: runs with several seeds then have the same
+        data on each device.
       of_cell: fields of `fcjax.Cell` that differ from the paper's, such as bandwidth_hz. A single `power_w` applies to
-        all devices. `upload_bits` follows from the model by default.
+        all devices. `upload_bits` follows from model and compressor by default.
     """
     loaded = data.load(dataset) if isinstance(dataset, str) else dataset
     usual = loaded.name in _OF_DATASET
@@ -81,8 +95,14 @@ def shi2020(
         budget_s=usual_budget_s if budget_s is None else budget_s,
         local_steps=checks.whole("local_steps", local_steps, 1),
         batch_size=checks.whole("batch_size", batch_size, 1),
+        proximal=proximal,
     )
-    parts = data.partition.by_name(distribution, loaded.train_y, num_devices, seed=seed, min_size=training.batch_size)
+    world = worlds.by_name(world) if isinstance(world, str) else world
+    lossy = known_outages.by_name(outages) if isinstance(outages, str) else outages
+    compressor = compressors.by_name(compressor) if isinstance(compressor, str) else compressor
+    data_seed = seed if data_seed is None else checks.whole("data_seed", data_seed, 0)
+    deal = functools.partial(data.partition.by_name, min_size=training.batch_size)
+    parts = deal(distribution, loaded.train_y, num_devices, seed=data_seed)
     if model is None:
         model = models.mlp(loaded.train_x.shape[1:], loaded.num_labels, hidden=hidden, mean=mean, std=std)
     elif isinstance(model, nn.Module):
@@ -96,7 +116,7 @@ def shi2020(
         "bandwidth_hz": 20e6,
         "noise_psd_w_hz": float(radio.dbm_to_w(-114)) / 1e6,
         "power_w": float(radio.dbm_to_w(10)),
-        "upload_bits": models.upload_bits(model),
+        "upload_bits": _upload_bits(compressor, model),
         "radius_m": radius_m,
         **of_cell,
     }
@@ -112,7 +132,17 @@ def shi2020(
         observation_error=observation_error,
         model=model,
         make_optimizer=make_optimizer,
+        server_optimizer=server_optimizer,
+        world=world,
+        outages=lossy,
+        compressor=compressor,
     )
+
+
+def _upload_bits(compressor: Compressor, model: models.Model) -> float:
+    if not isinstance(compressor, Compressor):
+        raise ValueError(f"compressor must be a name or a fcjax.Compressor, got {type(compressor).__name__}")
+    return float(compressor.bits(models.num_parameters(model)))
 
 
 @functools.lru_cache(maxsize=8)
@@ -145,6 +175,7 @@ def centralized(experiment: Experiment, speed: int = 20) -> Experiment:
     pooled = np.concatenate([row[:size] for row, size in zip(data_.indices, data_.sizes, strict=True)])
     pooled = np.random.default_rng(0).permutation(pooled)
     first = lambda x: np.ravel(np.asarray(x, np.float32))[0]  # noqa: E731
+    per_device = {name: first(getattr(cell, name)) for name in ("cpu_hz", "capacitance", "battery_j")}
     return dataclasses.replace(
         experiment,
         cell=dataclasses.replace(
@@ -154,8 +185,13 @@ def centralized(experiment: Experiment, speed: int = 20) -> Experiment:
             access="fdma",
             sample_floor_s=first(cell.sample_floor_s) / speed,
             sample_rate_hz=first(cell.sample_rate_hz) * speed,
+            download_bits=None,
+            **per_device,
         ),
         training=dataclasses.replace(training, local_steps=speed * training.local_steps),
         data=data_._replace(indices=pooled[None], sizes=np.array([pooled.size], np.int32)),
         estimates=Estimates(*(jnp.asarray(x)[:1] for x in dataclasses.astuple(experiment.estimates))),
+        world=worlds.redrawn(),
+        outages=known_outages.none(),
+        compressor=compressors.none(),
     )

@@ -25,8 +25,13 @@ T = TypeVar("T")
 @dataclass_transform(frozen_default=True, eq_default=False)
 def pytree(cls: type[T]) -> type[T]:
     """Makes a class a frozen dataclass whose fields are the leaves of a JAX pytree."""
+    return jax.tree_util.register_dataclass(_frozen(cls))
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def _frozen(cls: type[T]) -> type[T]:
     # eq=False, because comparing arrays has no single truth value.
-    made = jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls))
+    made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     if "__repr__" not in vars(cls):
         made.__repr__ = in_brief  # type: ignore[method-assign]
     return made
@@ -67,7 +72,7 @@ def quantity(allowed: str, default: Any = dataclasses.MISSING, *, shape: str = "
     """Declares a leaf with the values that `fcjax.checks` allows.
 
     Args:
-      allowed: "positive", "not negative" or "fraction".
+      allowed: "positive", "not negative", "not negative or infinite" or "fraction".
       default: of the field.
       shape: "()", "(M,)" or "() or (M,)".
       limits: `low` and `high`, where they differ from those of the check.
@@ -94,6 +99,12 @@ class Cell:
       sample_rate_hz: () or (M,) samples/s, mu_i: the rate of the additional random time.
       access: "fdma", "ofdma" or "tdma"; see `fcjax.wireless.access`.
       num_blocks: blocks of bandwidth under OFDMA.
+      cpu_hz: () or (M,) Hz, the highest CPU frequency, at which a sample takes `sample_floor_s`.
+      capacitance: () or (M,) W/Hz^3, kappa: n CPU cycles at frequency f take the energy kappa n f^2.
+      battery_j: () or (M,) J, the energy of a device for the whole run; see `fcjax.round_energy`.
+      download_bits: () bit, size of the model that the base station broadcasts. A device computes once it has received
+        it over the whole bandwidth. None: the download takes no time, as in the paper.
+      broadcast_w: () W, power of the base station.
     """
 
     # These limits keep all products and ratios of the first four within the range of float32.
@@ -111,34 +122,67 @@ class Cell:
     sample_rate_hz: ArrayLike = quantity("positive", 2000.0, shape="() or (M,)")
     access: str = static("fdma")
     num_blocks: int = static(50)
+    cpu_hz: ArrayLike = quantity("positive", 1e9, shape="() or (M,)", low=1.0, high=1e12)
+    capacitance: ArrayLike = quantity("not negative", 1e-28, shape="() or (M,)", low=1e-36, high=1e-10)
+    battery_j: ArrayLike = quantity("not negative or infinite", float("inf"), shape="() or (M,)")
+    download_bits: ArrayLike | None = quantity("not negative", None, low=1e-6, high=1e20)
+    broadcast_w: ArrayLike = quantity("positive", 40.0, low=1e-20, high=1e6)
 
 
-@pytree
+@_frozen
 class Observation:
     """Channels and computation times of a round.
 
     Attributes:
       gain: (M,) power gain, h_i^2.
-      compute_s: (M,) s, t_i^cp.
+      compute_s: (M,) s, t_i^cp, at the frequency `cell.cpu_hz` and for all samples of a round.
+      available: () or (M,) bool; a device that is not available cannot be scheduled.
     """
 
     gain: ArrayLike
     compute_s: ArrayLike
+    available: ArrayLike = True
+
+
+def _flatten_observation(observation: Observation) -> tuple[tuple, None]:
+    # True is no leaf: `jax.grad` with respect to an observation would reject a boolean.
+    available = None if observation.available is True else observation.available
+    names = map(jax.tree_util.GetAttrKey, ("gain", "compute_s", "available"))
+    return tuple(zip(names, (observation.gain, observation.compute_s, available), strict=True)), None
+
+
+def _unflatten_observation(_: None, leaves: Any) -> Observation:
+    gain, compute_s, available = leaves
+    return Observation(gain, compute_s, True if available is None else available)
+
+
+jax.tree_util.register_pytree_with_keys(Observation, _flatten_observation, _unflatten_observation)
 
 
 @pytree
 class Decision:
-    """A scheduling decision: the devices of a round, their shares of the bandwidth, and the round time.
+    """A decision: the devices of a round, their shares of the uplink, the round time, and optional settings of devices.
+
+    The optional settings are None for the values of the cell and the training. Each holds for the whole round, (), or
+    per device, (M,). Policies that decide other settings have different programs.
 
     Attributes:
       scheduled: (M,) bool, Pi.
       share: (M,) gamma_i: 0 for devices that are not scheduled; the others sum to 1.
       round_s: () s, t*: 0 if no device is scheduled, inf if a scheduled device never finishes.
+      power_w: () or (M,) W, at most `cell.power_w`.
+      cpu_hz: () or (M,) Hz, at most `cell.cpu_hz`; it scales the computation time by cell.cpu_hz/cpu_hz.
+      local_steps: () or (M,) from 1 to `training.local_steps`.
+      batch_size: () or (M,) from 1 to `training.batch_size`.
     """
 
     scheduled: Array
     share: Array
     round_s: Array
+    power_w: Array | None = None
+    cpu_hz: Array | None = None
+    local_steps: Array | None = None
+    batch_size: Array | None = None
 
 
 @pytree
@@ -152,6 +196,7 @@ class Training:
       num_samples: () or (M,) D_i: only their ratios matter.
       local_steps: tau.
       batch_size: d.
+      proximal: () mu: devices add mu/2 |w - w_{k-1}|^2 to their loss (FedProx); None leaves it out.
     """
 
     learning_rate: ArrayLike = 0.01
@@ -160,6 +205,7 @@ class Training:
     num_samples: ArrayLike = 1.0
     local_steps: int = static(5)
     batch_size: int = static(128)
+    proximal: ArrayLike | None = None
 
 
 @pytree
@@ -178,6 +224,26 @@ class Estimates:
 
 
 @pytree
+class Reports:
+    """What devices last reported to the base station; a report is lost with its upload.
+
+    Attributes:
+      loss: (M,) loss of the model before local training, 0 if never reported.
+      update_norm: (M,) Euclidean norm of the update, 0 if never reported. A policy with `asks_norms` finds the norms of
+        this round here.
+      last_round: (M,) index of the round, -1 if never reported.
+      times_scheduled: (M,) number of rounds.
+      energy_j: (M,) J, spent so far.
+    """
+
+    loss: ArrayLike
+    update_norm: ArrayLike
+    last_round: ArrayLike
+    times_scheduled: ArrayLike
+    energy_j: ArrayLike
+
+
+@pytree
 class RoundContext:
     """What a policy knows about a round.
 
@@ -188,6 +254,7 @@ class RoundContext:
       training: the settings of local training; `num_samples` is (M,).
       elapsed_s: () s since training began.
       round_index: () 0 in the first round.
+      reports: what devices last reported; a run always provides them.
     """
 
     observation: Observation
@@ -196,17 +263,42 @@ class RoundContext:
     training: Training
     elapsed_s: ArrayLike
     round_index: ArrayLike
+    reports: Reports | None = None
 
 
+def _one_program_per(*names: str) -> Callable[[type[T]], type[T]]:
+    """Makes a NamedTuple equal to another one whose fields `names` are the same.
+
+    The other fields make states and parameters, which are data. Equal ones therefore share compiled programs.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        def identity(self: Any) -> tuple:
+            return type(self), *(getattr(self, name) for name in names)
+
+        made: Any = cls
+        made.__eq__ = lambda self, other: type(self) is type(other) and identity(self) == identity(other)
+        made.__ne__ = lambda self, other: not made.__eq__(self, other)  # a tuple has its own
+        made.__hash__ = lambda self: hash(identity(self))
+        return cls
+
+    return decorate
+
+
+@_one_program_per("select", "asks_norms")
 class Policy(NamedTuple):
     """A scheduling policy: two pure functions of arrays, and a state that is passed from round to round.
 
     Put the parameters of a policy into its state: policies that differ only in their state share one compiled program,
     and `jax.vmap` maps over it.
+
+    A policy with `asks_norms` sees the norms of this round's updates of all available devices. All of them compute
+    before the policy decides, which takes the time of the slowest and costs energy.
     """
 
     init: Callable[[Cell], Any]  # cell -> state
     select: Callable[[Array, Any, RoundContext], tuple[Any, Decision]]  # key, state, context -> state, decision
+    asks_norms: bool = False
 
     @property
     def name(self) -> str:
@@ -215,3 +307,50 @@ class Policy(NamedTuple):
 
     def __repr__(self) -> str:
         return f"Policy({self.name})"
+
+
+class Limits(NamedTuple):
+    """What no round of a world exceeds."""
+
+    gain: ArrayLike  # () or (M,) the largest gain; inf if there is no limit
+    compute_s: ArrayLike  # () or (M,) s, the shortest computation time
+    num_rounds: int | None = None  # how many rounds the world has; None for any number
+
+
+@_one_program_per("observe")
+class World(NamedTuple):
+    """What is true in a round: two pure functions of arrays, and a state that is passed from round to round.
+
+    `observe` must not depend on the policy, so that all policies meet the same rounds. Put the parameters of a world
+    into its state: worlds with the same `observe` share one compiled program.
+    """
+
+    init: Callable[[Array, Cell], Any]  # key, cell -> state
+    observe: Callable[[Array, Any, Cell, Training], tuple[Any, Observation]]  # key, state, ... -> state, observation
+    limits: Callable[[Cell, Training], Limits] | None = None  # None for those of the cell; see `fcjax.worlds`
+
+
+@_one_program_per("lose")
+class Outages(NamedTuple):
+    """Which uploads are lost: two pure functions of arrays, and a state that is passed from round to round.
+
+    `lose` draws, for each device, whether its upload would be lost if it is scheduled.
+    """
+
+    init: Callable[[Cell], Any]  # cell -> state
+    # key, state, decision, observation, cell -> state, (M,) bool
+    lose: Callable[[Array, Any, Decision, Observation, Cell], tuple[Any, Array]]
+
+
+@_one_program_per("apply", "error_feedback")
+class Compressor(NamedTuple):
+    """Compression of updates.
+
+    `apply` takes the update of a device as one vector, (P,), and returns what the base station decodes from the upload.
+    With error feedback, devices add what their earlier uploads left out to their next update.
+    """
+
+    bits: Callable[[int], float]  # number of parameters P -> bits of an upload
+    apply: Callable[[Array, Any, Array], Array]  # key, parameters of the compressor, update -> decoded update
+    parameters: Any = ()
+    error_feedback: bool = False

@@ -95,13 +95,14 @@ def merged(ledgers: Sequence[xr.Dataset | None]) -> xr.Dataset | None:
 
 
 def summary(rows: xr.Dataset) -> pd.DataFrame:
-    """Like `fcjax.results.summary`."""
+    """Like `fcjax.results.summary`, without energies and lost updates."""
     last = (rows.rounds - 1).clip(min=0)
     columns = {
         "elapsed_s": xr.where(rows.rounds > 0, rows.elapsed_s.isel(round=last), 0.0),
         "tilde_accuracy": rows.final_tilde_accuracy,
     }
-    return pd.DataFrame({name: np.asarray(columns.get(name, rows.get(name))) for name in results.SUMMARY})
+    columns = {name: rows[name] for name in results.SUMMARY if name in rows} | columns
+    return pd.DataFrame({name: np.asarray(columns[name]) for name in results.SUMMARY if name in columns})
 
 
 def load(path: Path) -> xr.Dataset:

@@ -1,8 +1,8 @@
-"""One round of learning: local training of the scheduled devices, aggregation and estimation.
+"""One round of learning: local training of the scheduled devices, compression, aggregation and estimation.
 
 Eq. (2), (3) and steps 11 to 22 of Alg. 3. All devices start from the global model. Each takes tau steps of an optax
-optimizer, whose state is reset each round unless devices keep it. The new global model is their mean, weighted by data
-size.
+optimizer, whose state is reset each round unless devices keep it. Updates that the base station receives are averaged,
+weighted by data size. An optax optimizer of the server can replace the mean as the next model.
 
 There are two ways to compute a round, with the same result. With `width=None`, all M devices train under one vmap, and
 those not scheduled get no weight. This suits accelerators and supports reverse-mode differentiation. With a width, only
@@ -11,17 +11,19 @@ the scheduled devices train, `width` at a time. Neither recompiles when the sche
 
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array, lax
+from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
 
 from fcjax.learning import batches
 from fcjax.learning.batches import LocalData
 from fcjax.learning.models import Model, Params
-from fcjax.types import Estimates, Training
+from fcjax.types import Compressor, Estimates, Training
 
 OptimizerFactory: TypeAlias = Callable[[Training], optax.GradientTransformation] | optax.GradientTransformation
 EstimateOn = Literal["batch", "local"] | None
@@ -31,9 +33,21 @@ DrawBatches = Callable[[Array, Array, Training], Array]  # key, size of the loca
 
 class Trained(NamedTuple):
     params: Params  # w_k
-    loss: Array  # () F(w_{k-1}) as the scheduled devices report it
+    loss: Array  # () F(w_{k-1}) as reported; inf if no report is received
     estimates: Estimates
     optimizer_states: optax.OptState | None  # (M, ...) if devices keep them
+    losses: Array  # (M,) F_i(w_{k-1}) of scheduled devices
+    update_norms: Array  # (M,) |w_i - w_{k-1}| of scheduled devices
+    residuals: Array | None  # (M, P) with error feedback: what devices have not sent yet
+
+
+class Compression(NamedTuple):
+    """How the updates of a round are compressed."""
+
+    compressor: Compressor
+    parameters: Any  # of the compressor
+    keys: Array  # (M,) random keys
+    residuals: Array | None  # (M, P) if the compressor has error feedback
 
 
 def sgd(training: Training) -> optax.GradientTransformation:
@@ -51,12 +65,24 @@ class _Local(NamedTuple):
     loss: Array
     rho: Array
     beta: Array
+    moved: Array  # |w_i - w_{k-1}|
     optimizer_state: optax.OptState | None  # if devices keep it
+    residual: Array | None = None  # with error feedback
 
     @property
     def ruler(self) -> Params:
         """The quantity that the divergence of devices is measured on."""
         return self.params if self.gradient is None else self.gradient
+
+
+class Effort(NamedTuple):
+    """How much a device trains; None for all steps and whole batches."""
+
+    local_steps: Array | None = None  # ()
+    batch_size: Array | None = None  # ()
+
+
+_ALL = Effort()
 
 
 def train_device(
@@ -69,6 +95,8 @@ def train_device(
     whole: tuple[Array, Array, Array] | None = None,
     keep_gradient: bool = False,
     optimizer_state: optax.OptState | None = None,
+    effort: Effort = _ALL,
+    proximal: ArrayLike | None = None,
 ) -> _Local:
     """Trains one device on mini-batches, given as sample indices, (tau, d).
 
@@ -80,28 +108,38 @@ def train_device(
     def slope(params, batch):
         # Gathering flat rows is faster than gathering images.
         x = data.x.reshape(len(data.x), -1)[batch].reshape(*batch.shape, *data.x.shape[1:])
-        return jax.value_and_grad(model.loss)(params, x, data.y[batch])
+        if effort.batch_size is None:
+            return jax.value_and_grad(model.loss)(params, x, data.y[batch])
+        counted = jnp.arange(batch.size) < effort.batch_size
+        return jax.value_and_grad(lambda w: jnp.mean(model.losses(w, x, data.y[batch]), where=counted))(params)
 
     def step(carry, batch):
-        params, state = carry
-        return _apply(optimizer, slope(params, batch)[1], state, params), None
+        new, state = carry
+        gradient = slope(new, batch)[1]
+        if proximal is not None:
+            gradient = jax.tree.map(lambda g, w, start: g + proximal * (w - start), gradient, new, params)
+        return _apply(optimizer, gradient, state, new), None
 
-    # The first step is separate because the estimates need its loss and gradient.
+    # The first step is separate because the estimates need its loss and gradient. Its proximal gradient is 0.
     loss, gradient = slope(params, samples[0])
     carry = _apply(optimizer, gradient, optimizer_state if keeps else optimizer.init(params), params)
-    (trained, last_state), _ = lax.scan(step, carry, samples[1:])
+    if effort.local_steps is None:
+        (trained, last_state), _ = lax.scan(step, carry, samples[1:])
+    else:
+        steps = jnp.minimum(effort.local_steps, len(samples))
+        trained, last_state = lax.fori_loop(1, steps, lambda index, carry: step(carry, samples[index])[0], carry)
     kept = last_state if keeps else None
+    moved = _distance(params, trained)
     if not estimate:
-        return _Local(trained, None, loss, jnp.full_like(loss, jnp.nan), jnp.full_like(loss, jnp.nan), kept)
+        return _Local(trained, None, loss, jnp.full_like(loss, jnp.nan), jnp.full_like(loss, jnp.nan), moved, kept)
     if whole is None:
         new_loss, new_gradient = slope(trained, samples[0])
     else:
         local_slope = jax.value_and_grad(lambda params: jnp.mean(model.losses(params, *whole[:2]), where=whole[2]))
         (loss, gradient), (new_loss, new_gradient) = local_slope(params), local_slope(trained)
-    moved = _distance(params, trained)
     safe = jnp.where(moved > 0, moved, 1)
     rho, beta = jnp.abs(loss - new_loss) / safe, _distance(gradient, new_gradient) / safe
-    return _Local(trained, gradient if keep_gradient else None, loss, rho, beta, kept)
+    return _Local(trained, gradient if keep_gradient else None, loss, rho, beta, moved, kept)
 
 
 def _apply(optimizer, gradient, state, params):
@@ -135,6 +173,10 @@ def train_round(
     divergence_of: DivergenceOf = "displacement",
     draw_batches: DrawBatches = batches.draw,
     optimizer_states: optax.OptState | None = None,
+    received: Array | None = None,
+    local_steps: Array | None = None,
+    batch_size: Array | None = None,
+    compression: Compression | None = None,
 ) -> Trained:
     """Trains one round from the global model `params`.
 
@@ -154,6 +196,10 @@ def train_round(
         i, as in step 20 of Alg. 3; "gradient" takes the gradient at w_{k-1}.
       draw_batches: draws the mini-batches.
       optimizer_states: (M, ...) initial states of the devices' optimizers; None resets them.
+      received: (M,) bool, whether the upload of a scheduled device arrives; None if all do.
+      local_steps: (M,) steps of each device; None for those of the training.
+      batch_size: (M,) samples that count in each mini-batch; None for all.
+      compression: how updates are compressed; None to send them as they are.
     """
     if estimate_on not in (None, "batch", "local"):
         raise ValueError(f"estimate_on must be None, 'batch' or 'local', got {estimate_on!r}")
@@ -164,6 +210,7 @@ def train_round(
     scheduled, estimates, data = jax.tree.map(jnp.asarray, (scheduled, estimates, data))
     batches.check(data, training, model)
     optimizer = _optimizer(make_optimizer, training)
+    arrived = scheduled if received is None else scheduled & received
 
     def train(device):
         positions = draw_batches(keys[device], data.sizes[device], training)
@@ -173,29 +220,84 @@ def train_round(
             whole = data.x[own], data.y[own], jnp.arange(own.size) < size
         estimate, by_gradient = estimate_on is not None, divergence_of == "gradient"
         before = jax.tree.map(lambda leaf: leaf[device], optimizer_states)
-        return train_device(params, own[positions], data, model, optimizer, estimate, whole, by_gradient, before)
+        effort = Effort(*(None if of is None else of[device] for of in (local_steps, batch_size)))
+        how = estimate, whole, by_gradient, before, effort, training.proximal
+        local = train_device(params, own[positions], data, model, optimizer, *how)
+        if compression is not None:
+            local = _compress(local, params, device, arrived[device], compression)
+        if effort.local_steps is not None and not by_gradient:
+            # Devices take different numbers of steps, so their displacements are compared per step.
+            per_step = jax.tree.map(lambda old, new: (old - new) / effort.local_steps, params, local.params)
+            local = local._replace(gradient=per_step)
+        return local
 
-    weights = jnp.where(scheduled, data.sizes, 0)
+    weights = jnp.where(arrived, data.sizes, 0)
     share = weights / jnp.maximum(jnp.sum(weights), 1)
     do_all = _under_a_mask if width is None else functools.partial(_in_slots, width=width)
     mean, local, distance = do_all(train, scheduled, share)
-    anybody = jnp.any(scheduled)
+    anybody = jnp.any(arrived)
     new_params = jax.tree.map(lambda new, old: jnp.where(anybody, new, old), mean, params)
     if estimate_on is not None:
         # With (w_{k-1} - w_i)/(tau eta) for the gradient of device i, their mean is (w_{k-1} - w_k)/(tau eta).
-        step_size = training.local_steps * jnp.asarray(training.learning_rate)
+        steps = training.local_steps if local_steps is None else 1
+        step_size = steps * jnp.asarray(training.learning_rate)
         delta = jnp.where(step_size > 0, distance / jnp.where(step_size > 0, step_size, 1), 0)
         delta = delta if divergence_of == "displacement" else distance
         news = Estimates(local.rho, local.beta, delta)
-        estimates = jax.tree.map(lambda new, old: jnp.where(scheduled, new, old), news, estimates)
+        estimates = jax.tree.map(lambda new, old: jnp.where(arrived, new, old), news, estimates)
     if optimizer_states is not None:
-        optimizer_states = jax.tree.map(
-            lambda new, old: jnp.where(scheduled.reshape(-1, *[1] * (old.ndim - 1)), new, old),
-            local.optimizer_state,
-            optimizer_states,
-        )
+        optimizer_states = _of_scheduled(scheduled, local.optimizer_state, optimizer_states)
+    residuals = None if compression is None else compression.residuals
+    if residuals is not None:
+        residuals = _of_scheduled(scheduled, local.residual, residuals)
     loss = jnp.sum(jnp.where(share > 0, share * local.loss, 0))
-    return Trained(new_params, loss, estimates, optimizer_states)
+    loss = jnp.where(anybody, loss, jnp.inf)
+    return Trained(new_params, loss, estimates, optimizer_states, local.loss, local.moved, residuals)
+
+
+def _of_scheduled(scheduled: Array, new: Any, old: Any) -> Any:
+    """Replaces the rows of scheduled devices."""
+    return jax.tree.map(lambda new, old: jnp.where(scheduled.reshape(-1, *[1] * (old.ndim - 1)), new, old), new, old)
+
+
+def _compress(local: _Local, params: Params, device: Array, arrives: Array, how: Compression) -> _Local:
+    """Replaces a device's model by the one that the base station decodes."""
+    update, unravel = ravel_pytree(jax.tree.map(jnp.subtract, local.params, params))
+    if how.residuals is not None:
+        update = update + how.residuals[device]
+    decoded = how.compressor.apply(how.keys[device], how.parameters, update)
+    # A device knows when its upload is lost, and keeps all of its update.
+    residual = None if how.residuals is None else update - jnp.where(arrives, decoded, 0)
+    return local._replace(params=jax.tree.map(jnp.add, params, unravel(decoded)), residual=residual)
+
+
+def update_norms(
+    keys: Array,
+    params: Params,
+    asked: Array,
+    data: LocalData,
+    training: Training,
+    model: Model,
+    **how: Any,
+) -> Array:
+    """Returns the norms of the updates of all devices that are asked, (M,), if they trained this round.
+
+    The arguments are those of `train_round`.
+    """
+    nothing = Estimates(*(jnp.zeros(asked.shape) for _ in range(3)))
+    trained = train_round(keys, params, asked, nothing, data, training, model, **how | {"estimate_on": None})
+    return jnp.where(asked, trained.update_norms, 0)
+
+
+def server_step(
+    old: Params, mean: Params, optimizer: optax.GradientTransformation, state: optax.OptState
+) -> tuple[Params, optax.OptState]:
+    """Takes a step of the server's optimizer, with old - mean as the gradient.
+
+    S. Reddi, Z. Charles, M. Zaheer, Z. Garrett, K. Rush, J. Konecny, S. Kumar, H. B. McMahan, "Adaptive Federated
+    Optimization", International Conference on Learning Representations, 2021.
+    """
+    return _apply(optimizer, jax.tree.map(jnp.subtract, old, mean), state, old)
 
 
 def first_optimizer_states(

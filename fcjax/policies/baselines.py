@@ -13,13 +13,15 @@ from fcjax.wireless.sets import smallest_mask
 
 
 def random(n: ArrayLike = 3) -> Policy:
-    """RD: schedules n devices uniformly at random; the paper uses 3."""
+    """RD: schedules n available devices uniformly at random, or all if there are fewer; the paper uses 3."""
     return with_number(n, _select_random)
 
 
 def _select_random(key: Array, n: Array, context: RoundContext) -> tuple[Array, Decision]:
     draw = jax.vmap(jax.random.uniform)(keys.per_device(key, checks.num_devices(context.cell)))
-    return n, allocate(smallest_mask(draw, n), context.observation, context.cell)
+    available = jnp.asarray(context.observation.available)
+    scheduled = smallest_mask(jnp.where(available, draw, jnp.inf), n) & available
+    return n, allocate(scheduled, context.observation, context.cell)
 
 
 def proportional_fair(n: ArrayLike = 3) -> Policy:
@@ -33,11 +35,12 @@ def proportional_fair(n: ArrayLike = 3) -> Policy:
 
 def _select_proportional_fair(key: Array, n: Array, context: RoundContext) -> tuple[Array, Decision]:
     observation, cell = checks.uplink(context.observation, context.cell)
-    return n, allocate(smallest_mask(-jnp.asarray(observation.gain), n), observation, cell)
+    scheduled = smallest_mask(-jnp.asarray(observation.gain), n) & observation.available
+    return n, allocate(scheduled, observation, cell)
 
 
 def everybody() -> Policy:
-    """Schedules all devices in every round, with equal shares: plain federated averaging.
+    """Schedules all available devices in every round, with equal shares: plain federated averaging.
 
     Under TDMA they send in the best order.
     """
@@ -54,8 +57,9 @@ def everybody() -> Policy:
 
 
 def _select_everybody(key: Array, state: tuple, context: RoundContext) -> tuple[tuple, Decision]:
-    scheduled = jnp.ones(checks.num_devices(context.cell), bool)
+    scheduled = jnp.broadcast_to(jnp.asarray(context.observation.available), checks.num_devices(context.cell))
     if context.cell.access == "tdma":
         return state, allocate(scheduled, context.observation, context.cell)
-    share = jnp.full(scheduled.shape, equal_share(scheduled.size, context.cell))
+    number = jnp.maximum(jnp.sum(scheduled), 1).astype(float)
+    share = jnp.where(scheduled, equal_share(number, context.cell), 0)
     return state, Decision(scheduled, share, round_time(scheduled, share, context.observation, context.cell))

@@ -1,4 +1,4 @@
-"""The contract of policies. `check_policy` finds faults in a policy before a long sweep does."""
+"""The contract of policies and worlds: `check_policy` and `check_world` find faults before a long sweep does."""
 
 from __future__ import annotations  # short types in help()
 
@@ -13,10 +13,10 @@ from jax import Array, lax
 
 from fcjax import checks
 from fcjax.runtime.plugins import of_user
-from fcjax.types import Cell, Decision, Estimates, Policy, RoundContext, Training
-from fcjax.wireless import ofdma
+from fcjax.types import Cell, Decision, Estimates, Observation, Policy, Reports, RoundContext, Training, World
+from fcjax.wireless import ofdma, worlds
 from fcjax.wireless.access import round_time
-from fcjax.wireless.world import RoundKeys, observe
+from fcjax.wireless.decisions import DECIDED, WHILE_COMPUTING, as_decided, decided_limits
 
 
 def check_policy(
@@ -24,6 +24,7 @@ def check_policy(
     cell: Cell,
     training: Training | None = None,
     *,
+    world: World | None = None,
     name: str = "policy",
     num_rounds: int = 256,
     ignores_labels: bool = True,
@@ -31,15 +32,18 @@ def check_policy(
 ) -> None:
     """Raises ValueError if a policy violates the contract.
 
-    A policy must schedule at least one device in every round. Its shares must sum to 1 (at most 1 under OFDMA and TDMA)
-    and be 0 for devices that are not scheduled, and its round time must be that of its shares. It must be a pure
-    function with the same decisions under `jax.jit` and `jax.vmap`, and it must keep the structure of its state. All
-    this is checked in random rounds, separately and in sequence.
+    A policy must schedule at least one device in every round, and only available ones. Its shares must sum to 1 (at
+    most 1 under OFDMA and TDMA) and be 0 for devices that are not scheduled, and its round time must be that of its
+    shares. What it decides besides must be within the limits of cell and training. It must be a pure function with the
+    same decisions under `jax.jit` and `jax.vmap`, and it must keep the structure of its state. All this is checked in
+    random rounds, separately and in sequence.
 
     Args:
       policy: the policy.
       cell: the cell of the random rounds.
       training: the training settings that the policy sees.
+      world: draws the random rounds; by default `fcjax.worlds.redrawn()`. Give the world of your experiment if devices
+        are not always available. If the cell has finite batteries, devices drop out at random.
       name: the policy's name in error messages.
       num_rounds: the number of random rounds.
       ignores_labels: whether to also check that decisions do not depend on how devices are numbered. For policies that
@@ -58,7 +62,14 @@ def check_policy(
     training = dataclasses.replace(training, num_samples=num_samples)
     draws = jax.random.split(jax.random.key(seed), (3, num_rounds))
     # NumPy arrays can be sliced without compiling.
-    contexts = jax.device_get(_random_contexts(draws[0], cell, training))
+    world = worlds.redrawn() if world is None else world
+    world_state = world.init(jax.random.key(seed), cell)
+    contexts = jax.device_get(_random_contexts(world.observe, draws[0], world_state, cell, training))
+    contexts = jax.tree.map(lambda leaf: leaf[np.any(contexts.observation.available, axis=-1)], contexts)
+    if not len(contexts.elapsed_s):
+        raise ValueError(f"{name} cannot be checked: no device is available in {num_rounds} rounds of the world")
+    num_rounds = len(contexts.elapsed_s)
+    draws = draws[:, :num_rounds]
     state = of_user(f"{name}: init", lambda: policy.init(cell))
     check_traces(policy, state, cell, training, name=name, twice=True)
     together = _decide_all(policy.select, draws[1], state, contexts)
@@ -71,27 +82,57 @@ def check_policy(
 
 
 def random_context(key: Array, cell: Cell, training: Training) -> RoundContext:
-    """Draws a round: a random observation, and estimates within a factor of 10 of the paper's initial ones."""
+    """Draws a round: a random observation, estimates within a factor of 10 of the paper's initial ones, and reports."""
     draw_key, estimate_key, time_key = jax.random.split(key, 3)
-    observation = observe(RoundKeys(*jax.random.split(draw_key, len(RoundKeys._fields))), cell, training)
+    _, observation = worlds.redrawn().observe(draw_key, (), cell, training)
+    return _context(estimate_key, time_key, observation, cell, training)
+
+
+def _context(
+    estimate_key: Array, time_key: Array, observation: Observation, cell: Cell, training: Training
+) -> RoundContext:
     num_devices = checks.num_devices(cell)
+    available = jnp.broadcast_to(jnp.asarray(observation.available), num_devices)
+    observation = dataclasses.replace(observation, available=available)
     factor = 10 ** jax.random.uniform(estimate_key, (3, num_devices), minval=-1.0, maxval=1.0)
     rho, beta, delta = (start * row for start, row in zip((1.5, 12.0, 2.0), factor, strict=True))
     elapsed_s = jax.random.uniform(time_key) * training.budget_s
-    return RoundContext(observation, Estimates(rho, beta, delta), cell, training, elapsed_s, jnp.array(1))
+    reports = _random_reports(jax.random.fold_in(estimate_key, 1), num_devices)
+    return RoundContext(observation, Estimates(rho, beta, delta), cell, training, elapsed_s, jnp.array(1), reports)
+
+
+def _random_reports(key: Array, num_devices: int) -> Reports:
+    """Draws reports of devices, some of which have never been scheduled."""
+    loss, norm, energy_j, seen = jax.random.uniform(key, (4, num_devices), minval=0.1, maxval=2.0)
+    often = jnp.floor(seen * 2).astype(int)
+    never = often == 0
+    loss, norm, energy_j = (jnp.where(never, 0, values) for values in (loss, norm, energy_j))
+    return Reports(loss, norm, jnp.where(never, -1, 0), often, energy_j)
 
 
 # What is compiled here runs once: XLA need not optimise it.
 _QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
-@functools.partial(jax.jit, compiler_options=_QUICKLY)
-def _random_contexts(keys: Array, cell: Cell, training: Training) -> RoundContext:
-    """Draws the rounds of one run: random observations and estimates, with increasing elapsed time."""
-    contexts = jax.vmap(lambda key: random_context(key, cell, training))(keys)
-    order = jnp.arange(len(keys))
-    elapsed_s = jnp.asarray(training.budget_s, float) * order / len(keys)
-    return dataclasses.replace(contexts, round_index=order, elapsed_s=elapsed_s)
+@functools.partial(jax.jit, static_argnums=0, compiler_options=_QUICKLY)
+def _random_contexts(observe: Any, keys: Array, world_state: Any, cell: Cell, training: Training) -> RoundContext:
+    """Draws the rounds of one run: its world's observations, random estimates, and increasing elapsed time."""
+
+    def one(state, drawn):
+        index, key = drawn
+        draw_key, estimate_key, time_key = jax.random.split(key, 3)
+        state, observation = observe(draw_key, state, cell, training)
+        context = _context(estimate_key, time_key, observation, cell, training)
+        # Devices drop out at random where batteries may run out, but not all of them.
+        present = jnp.asarray(context.observation.available)
+        has_energy = jax.random.uniform(jax.random.fold_in(time_key, 1), present.shape) < 0.7
+        stays = present & (has_energy | jnp.all(jnp.isinf(jnp.asarray(cell.battery_j))))
+        available = jnp.where(jnp.any(stays), stays, present)
+        observation = dataclasses.replace(context.observation, available=available)
+        elapsed_s = jnp.asarray(training.budget_s, float) * index / len(keys)
+        return state, dataclasses.replace(context, observation=observation, round_index=index, elapsed_s=elapsed_s)
+
+    return lax.scan(one, jax.tree.map(jnp.asarray, world_state), (jnp.arange(len(keys)), keys))[1]
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=_QUICKLY)
@@ -108,15 +149,19 @@ def _decide_in_turn(select: Any, keys: Array, state: Any, contexts: RoundContext
     return lax.scan(step, jax.tree.map(jnp.asarray, state), (keys, contexts))
 
 
-_round_times = jax.jit(jax.vmap(lambda d, share, c: round_time(d.scheduled, share, c.observation, c.cell)))
+@jax.jit
+@jax.vmap
+def _round_times(decision: Decision, share: Array, context: RoundContext) -> Array:
+    decided = as_decided(decision, context.observation, context.cell, context.training)
+    return round_time(decision.scheduled, share, *decided)
 
 
 def check_traces(
     policy: Policy, state: Any, cell: Cell, training: Training, *, name: str = "policy", twice: bool = False
-) -> None:
+) -> Decision:
     """Checks that JAX can trace a policy, and that its results have the right shapes: `check_policy`, the cheap part.
 
-    With `twice`, also that tracing it again gives the same.
+    With `twice`, also that tracing it again gives the same. Returns the shapes of its decisions.
     """
     key = jax.random.key(0)
     context = jax.eval_shape(random_context, key, cell, training)
@@ -144,15 +189,79 @@ def check_traces(
         if found.shape != expected or (jnp.issubdtype(found.dtype, jnp.floating) != (kind is float)):
             got = f"{found.dtype} of shape {found.shape}"
             raise ValueError(f"{name}: {field} must be {kind.__name__} of shape {expected}, got {got}")
+    for field in DECIDED:
+        found = getattr(decision, field)
+        if found is not None and jnp.shape(found) not in ((), per_device):
+            raise ValueError(f"{name}: {field} must have shape () or {per_device}, got {jnp.shape(found)}")
+        if found is not None and policy.asks_norms and field in WHILE_COMPUTING:
+            raise ValueError(f"{name} asks for norms, so it decides after devices have computed: {field} must be None")
     before, after = (jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), s) for s in (state, new_state))
     if before != after:
         raise ValueError(f"{name} must keep the structure of its state: it was {before}, but is {after} after a round")
     if not twice:
-        return
+        return decision
     again, _ = of_user(f"{name}: select", trace)
     same_constants = all(np.array_equal(a, b) for a, b in zip(jaxpr.consts, again.consts, strict=False))
     if str(jaxpr) != str(again) or not same_constants:
         raise ValueError(f"{name} is not a pure function: two calls with the same arguments differ")
+    return decision
+
+
+def decided_by(policy: Policy, state: Any, cell: Cell, training: Training) -> Decision:
+    """Returns the shapes of a policy's decisions. Policies are traced once."""
+    leaves, structure = jax.tree.flatten((state, cell, training))
+    shapes = tuple(jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+    return _decided_by(policy, structure, shapes)
+
+
+@functools.lru_cache(maxsize=256)
+def _decided_by(policy: Policy, structure: Any, shapes: tuple) -> Decision:
+    def decide(key, leaves):
+        state, cell, training = jax.tree.unflatten(structure, leaves)
+        return policy.select(key, state, random_context(key, cell, training))[1]
+
+    return jax.eval_shape(decide, jax.random.key(0), list(shapes))
+
+
+def check_world(world: World, cell: Cell, training: Training | None = None, *, num_rounds: int = 256) -> None:
+    """Raises ValueError if a world violates the contract.
+
+    A world must be a pair of pure functions that JAX can trace. It must keep the structure of its state, and draw gains
+    and computation times that are finite and not negative.
+    """
+    training = Training() if training is None else training
+    key = jax.random.key(0)
+    state = of_user("world: init", lambda: jax.tree.map(jnp.asarray, world.init(key, cell)))
+    shape = of_user("world: observe", lambda: jax.eval_shape(world.observe, key, state, cell, training))
+    if not (isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[1], Observation)):
+        raise ValueError(f"world: observe must return (state, fcjax.Observation), got {type(shape).__name__}")
+    new_state, observation = shape
+    per_device = (checks.num_devices(cell),)
+    for field in ("gain", "compute_s"):
+        found: Any = getattr(observation, field)
+        if found.shape != per_device or not jnp.issubdtype(found.dtype, jnp.floating):
+            raise ValueError(f"world: {field} must be float of shape {per_device}, got {found.dtype} {found.shape}")
+    before, after = (jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), s) for s in (state, new_state))
+    if before != after:
+        raise ValueError(f"world: observe must keep the structure of its state: it was {before}, but is {after}")
+    if num_rounds < 2:
+        return
+    keys = jax.random.split(key, num_rounds)
+    seen = jax.device_get(_observe_all(world.observe, keys, state, cell, training))
+    for field in ("gain", "compute_s"):
+        values = np.asarray(getattr(seen, field))
+        bad = ~np.isfinite(values) | (values < 0)
+        if bad.any():
+            round_, device = (int(i) for i in np.argwhere(bad)[0])
+            raise ValueError(
+                f"world: {field} must be zero or more, and finite; device {device} has {values[round_, device]:g} in "
+                f"round {round_}"
+            )
+
+
+@functools.partial(jax.jit, static_argnums=0, compiler_options=_QUICKLY)
+def _observe_all(observe: Any, keys: Array, state: Any, cell: Cell, training: Training) -> Observation:
+    return lax.scan(lambda state, key: observe(key, state, cell, training), state, keys)[1]
 
 
 def _check_values(decision: Decision, contexts: RoundContext, name: str) -> None:
@@ -162,9 +271,11 @@ def _check_values(decision: Decision, contexts: RoundContext, name: str) -> None
     usable = jnp.where(decision.share > 0, decision.share, 0)
     access, partly = contexts.cell.access, ~np.asarray(ofdma.is_whole(share, contexts.cell.num_blocks))
     true_s = np.asarray(_round_times(decision, usable, contexts))
+    available = np.asarray(contexts.observation.available)
     with np.errstate(invalid="ignore"):
         faults = {
             "schedules nobody": ~scheduled.any(-1),
+            "schedules a device that is not available": (scheduled & ~available).any(-1),
             "gives shares that are not numbers": ~np.isfinite(share).all(-1),
             "gives negative shares": (share < 0).any(-1),
             "gives a share to a device that is not scheduled": ((share != 0) & ~scheduled).any(-1),
@@ -174,6 +285,17 @@ def _check_values(decision: Decision, contexts: RoundContext, name: str) -> None
             "gives shares that are not whole blocks": partly.any(-1) & (access == "ofdma"),
             "gives a round time that does not match its shares": ~(np.abs(round_s - true_s) <= 1e-4 * true_s),
         }
+    cell, training = jax.tree.map(lambda leaf: leaf[0], (contexts.cell, contexts.training))
+    for field, (decided, low, high) in decided_limits(decision, cell, training).items():
+        values = np.broadcast_to(np.reshape(decided, (len(scheduled), -1)), scheduled.shape)
+        outside = scheduled & ~((values >= low) & (values <= np.asarray(high) * (1 + tolerance)))
+        if outside.any():
+            round_, device = np.argwhere(outside)[0]
+            most = np.broadcast_to(high, scheduled.shape[1:])[device]
+            raise ValueError(
+                f"{name} gives device {device} a {field} of {values[round_, device]:g}, in {outside.any(-1).sum()} of "
+                f"{len(scheduled)} random rounds; it must be positive and at most {most:g}"
+            )
     for fault, where in faults.items():
         if where.any():
             first = int(np.argmax(where))

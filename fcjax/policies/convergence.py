@@ -6,11 +6,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from fcjax import checks
 from fcjax.policies.parameters import uploads_of, with_number, with_parameter
 from fcjax.theory import bounds
 from fcjax.types import Decision, Policy, RoundContext
-from fcjax.wireless.access import Scheme, scheme_of
-from fcjax.wireless.radio import Upload
+from fcjax.wireless.access import scheme_of
 from fcjax.wireless.sets import time_with_share
 
 
@@ -25,8 +25,8 @@ def fast_converge(phi: ArrayLike = 0.05) -> Policy:
 
 
 def _select_fast_converge(key: Array, phi: Array, context: RoundContext) -> tuple[Array, Decision]:
-    upload, scheme = uploads_of(context), scheme_of(context.cell)
-    return phi, _greedy(scheme, upload, upload.unit_s.size, lambda n, round_s: objective(n, round_s, phi, context))
+    num_devices = checks.num_devices(context.cell)
+    return phi, _greedy(context, num_devices, lambda n, round_s: objective(n, round_s, phi, context))
 
 
 def exact(phi: ArrayLike = 0.05) -> Policy:
@@ -41,7 +41,7 @@ def exact(phi: ArrayLike = 0.05) -> Policy:
 def _select_exact(key: Array, phi: Array, context: RoundContext) -> tuple[Array, Decision]:
     upload, scheme = uploads_of(context), scheme_of(context.cell)
     scheduled = scheme.cheapest_set(lambda n, round_s: objective(n, round_s, phi, context), lax.stop_gradient(upload))
-    return phi, scheme.allocate(scheduled, upload)
+    return phi, scheme.allocate(scheduled & context.observation.available, upload)
 
 
 def fixed(n: ArrayLike) -> Policy:
@@ -50,11 +50,12 @@ def fixed(n: ArrayLike) -> Policy:
 
 
 def _select_fixed(key: Array, n: Array, context: RoundContext) -> tuple[Array, Decision]:
-    return n, _greedy(scheme_of(context.cell), uploads_of(context), n, lambda n, round_s: jnp.zeros_like(round_s))
+    return n, _greedy(context, n, lambda n, round_s: jnp.zeros_like(round_s))
 
 
-def _greedy(scheme: Scheme, upload: Upload, most: ArrayLike, cost: Callable[[Array, Array], Array]) -> Decision:
+def _greedy(context: RoundContext, most: ArrayLike, cost: Callable[[Array, Array], Array]) -> Decision:
     """Alg. 2: starts with the fastest device and adds up to `most` devices while cost(n, round_s) does not grow."""
+    upload, scheme = uploads_of(context), scheme_of(context.cell)
     alone_s = time_with_share(1, upload)
     first = jnp.argmin(alone_s)
     one = jnp.array(1)
@@ -69,7 +70,8 @@ def _greedy(scheme: Scheme, upload: Upload, most: ArrayLike, cost: Callable[[Arr
 
     start = jnp.arange(alone_s.size) == first, one, cost(one, alone_s[first]), jnp.array(False)
     scheduled, *_ = lax.while_loop(lambda state: ~state[3] & (state[1] < most), add, start)
-    return scheme.allocate(scheduled, upload)
+    # A cost that is always the same, or inf, does not exclude devices that are not available.
+    return scheme.allocate(scheduled & context.observation.available, upload)
 
 
 def objective(n: ArrayLike, round_s: ArrayLike, phi: ArrayLike, context: RoundContext) -> Array:

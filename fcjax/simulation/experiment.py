@@ -8,16 +8,30 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import Array
 from jax.typing import ArrayLike
 
 from fcjax import checks
-from fcjax.learning import batches, updates
+from fcjax.learning import batches, compressors, updates
 from fcjax.learning.batches import LocalData
 from fcjax.learning.models import Model
 from fcjax.learning.updates import DivergenceOf, DrawBatches, EstimateOn, OptimizerFactory
-from fcjax.types import Cell, Estimates, Observation, Training, pytree, static
-from fcjax.wireless import radio
+from fcjax.types import (
+    Cell,
+    Compressor,
+    Decision,
+    Estimates,
+    Limits,
+    Observation,
+    Outages,
+    Training,
+    World,
+    pytree,
+    static,
+)
+from fcjax.wireless import outages, radio, worlds
+from fcjax.wireless.energy import computing_energy
 
 
 @pytree
@@ -38,6 +52,11 @@ class Experiment:
       divergence_of: see `fcjax.learning.updates.train_round`.
       draw_batches: draws the mini-batches of a device.
       keeps_optimizer: whether devices keep their optimizer's state from round to round.
+      server_optimizer: an optax optimizer that moves the model against (w_{k-1} - mean of the updates), such as
+        optax.sgd(1.0, momentum=0.9) for FedAvgM or optax.adam(0.01) for FedAdam; None takes the mean, as in the paper.
+      world: channels, computation times and availability of each round; see `fcjax.worlds`.
+      outages: which uploads are lost; see `fcjax.outages`.
+      compressor: how updates are compressed; see `fcjax.compressors`. It does not change `cell.upload_bits`.
       width: devices trained at a time; see `fcjax.learning.updates.train_round`.
     """
 
@@ -54,6 +73,10 @@ class Experiment:
     divergence_of: DivergenceOf = static("displacement")
     draw_batches: DrawBatches = static(batches.draw)
     keeps_optimizer: bool = static(False)
+    server_optimizer: optax.GradientTransformation | None = static(None)
+    world: World = static(worlds.redrawn())
+    outages: Outages = static(outages.none())
+    compressor: Compressor = static(compressors.none())
     width: int | Literal["auto"] | None = static("auto")
 
 
@@ -80,7 +103,12 @@ def check(experiment: Experiment) -> Experiment:
     checks.whole_cell(cell)
     checks.positive("training.learning_rate", training.learning_rate, ())
     checks.fraction("training.momentum", training.momentum, ())
+    if training.proximal is not None:
+        checks.not_negative("training.proximal", training.proximal, ())
     checks.not_negative("observation_error", experiment.observation_error, ())
+    for name, kind in (("world", World), ("outages", Outages), ("compressor", Compressor)):
+        if not isinstance(getattr(experiment, name), kind):
+            raise ValueError(f"{name} must be a fcjax.{kind.__name__}, got {getattr(experiment, name)!r}")
     for name in ("rho", "beta", "delta"):
         checks.not_negative(f"estimates.{name}", getattr(experiment.estimates, name), (num_devices,))
     batches.check_finite("test_x", experiment.test_x)
@@ -95,7 +123,25 @@ def check(experiment: Experiment) -> Experiment:
         raise ValueError(
             f"the budget of {float(budget_s):g} s is too short for any round: the shortest takes {shortest_s:.3g} s"
         )
+    _check_batteries(experiment)
     return experiment
+
+
+def _check_batteries(experiment: Experiment) -> None:
+    """Raises ValueError if no device can pay for the computation of a single round."""
+    cell = experiment.cell
+    if _is_traced(cell) or np.all(np.isinf(cell.battery_j)):
+        return
+    cost_j = np.asarray(computing_energy(cell, experiment.training))
+    if np.all(np.asarray(cell.battery_j) < cost_j):
+        raise ValueError(
+            f"no battery can pay for a round: cell.battery_j is at most {np.max(cell.battery_j):.3g} J, and the "
+            f"computation alone takes at least {np.min(cost_j):.3g} J"
+        )
+
+
+def _is_traced(cell: Cell) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(cell))
 
 
 def _as_float(leaf: ArrayLike) -> ArrayLike:
@@ -104,33 +150,48 @@ def _as_float(leaf: ArrayLike) -> ArrayLike:
 
 
 def shortest_round_s(experiment: Experiment) -> float | None:
-    """Returns a lower bound on the round time: one device next to the base station; None if the cell is traced."""
-    cell, training = experiment.cell, experiment.training
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(cell)):
+    """Returns a lower bound on the round time, within the limits of the world; None if the cell is traced."""
+    if _is_traced(experiment.cell):
         return None
-    num_devices = checks.num_devices(cell)
-    compute_s = training.local_steps * training.batch_size * np.broadcast_to(cell.sample_floor_s, num_devices)
-    # Fading is unbounded, so then only the computation time has a lower bound.
-    upload_s = np.zeros(num_devices)
-    if not radio.fades(cell):
-        upload_s = np.asarray(cell.upload_bits) / np.asarray(_rate_at_the_base_station(cell))
-    return float(np.min(compute_s + upload_s))
+    limits = _limits(experiment)
+    return float(np.min(np.asarray(limits.compute_s) + np.asarray(_shortest_upload_s(limits.gain, experiment.cell))))
+
+
+def _limits(experiment: Experiment) -> Limits:
+    limits = experiment.world.limits or worlds.redrawn().limits
+    assert limits is not None
+    return limits(experiment.cell, experiment.training)
 
 
 @jax.jit
-def _rate_at_the_base_station(cell: Cell) -> Array:
+def _shortest_upload_s(gain: ArrayLike, cell: Cell) -> Array:
+    """Returns the shortest upload time of each device, (M,) s: alone, with the largest gain; 0 if it has no limit."""
     num_devices = checks.num_devices(cell)
-    gain = radio.path_gain(jnp.full(num_devices, jnp.asarray(cell.min_distance_m, float)), cell)
-    return radio.rate(jnp.ones(num_devices), Observation(gain, jnp.zeros(num_devices)), cell)
+    gain = jnp.broadcast_to(jnp.asarray(gain, float), num_devices)
+    finite = jnp.where(jnp.isfinite(gain), gain, 1)
+    bits_s = radio.rate(jnp.ones(num_devices), Observation(finite, jnp.zeros(num_devices)), cell)
+    upload_s = jnp.where(bits_s > 0, cell.upload_bits / jnp.where(bits_s > 0, bits_s, 1), jnp.inf)
+    return jnp.where(jnp.isfinite(gain), upload_s, 0)
 
 
 _MOST_ROUNDS = 1_000_000
 
 
-def most_rounds(experiment: Experiment) -> int:
-    """Returns the largest number of rounds that fit in the budget."""
+def most_rounds(experiment: Experiment, decided: Decision | None = None) -> int:
+    """Returns the largest number of rounds that fit in the budget.
+
+    Args:
+      experiment: the experiment.
+      decided: a decision of the policy, or its shapes. If it has numbers of steps or batch sizes, rounds may be
+        shorter.
+    """
     budget_s = checks.positive("training.budget_s", experiment.training.budget_s, (), high=np.inf)
-    shortest_s = shortest_round_s(experiment)
+    training = experiment.training
+    if decided is not None and decided.local_steps is not None:
+        training = dataclasses.replace(training, local_steps=1)
+    if decided is not None and decided.batch_size is not None:
+        training = dataclasses.replace(training, batch_size=1)
+    shortest_s = shortest_round_s(dataclasses.replace(experiment, training=training))
     if isinstance(budget_s, jax.core.Tracer) or shortest_s is None:
         raise ValueError("give max_rounds: the number of rounds is unknown if the budget or the cell is traced")
     if not shortest_s > 0:
@@ -140,5 +201,11 @@ def most_rounds(experiment: Experiment) -> int:
         raise ValueError(
             f"the budget of {float(budget_s):g} s has room for {number:.3g} rounds of {shortest_s:.3g} s, more than "
             f"{_MOST_ROUNDS}: use a smaller budget"
+        )
+    lasts = _limits(experiment).num_rounds
+    if lasts is not None and lasts < int(number):
+        raise ValueError(
+            f"the world has {lasts} rounds, and the budget of {float(budget_s):g} s has room for up to {int(number)}: "
+            "use a longer trace, a smaller budget or repeat=True"
         )
     return int(number)

@@ -16,13 +16,15 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from fcjax import checks, keys
-from fcjax.learning import updates
+from fcjax.learning import compressors, updates
 from fcjax.learning.evaluation import Score, evaluate
 from fcjax.learning.models import Params
 from fcjax.simulation.experiment import Experiment
-from fcjax.types import Decision, Estimates, Observation, RoundContext, pytree
+from fcjax.types import Cell, Decision, Estimates, Observation, Policy, Reports, RoundContext, Training, pytree
+from fcjax.wireless import outages
 from fcjax.wireless.access import round_time
-from fcjax.wireless.world import RoundKeys, misjudge, observe
+from fcjax.wireless.decisions import DECIDED, WHILE_COMPUTING, as_decided, decided_limits
+from fcjax.wireless.energy import computing_energy, least_energy_at_full_speed, round_energy
 
 
 class Stop(enum.IntEnum):
@@ -31,7 +33,7 @@ class Stop(enum.IntEnum):
     NOT_YET = 0
     BUDGET = 1  # the next round would end after the budget
     MAX_ROUNDS = 2
-    BAD_DECISION = 3  # no device scheduled, or shares that are NaN, negative, or sum to more than 1
+    BAD_DECISION = 3  # no device or an unavailable one scheduled, or impossible shares, powers, frequencies or steps
     DIVERGED = 4  # the next round ended with a loss or an estimate that is not finite
 
 
@@ -43,25 +45,35 @@ class Record:
       elapsed_s: () s, at the end of the round.
       round_s: () s.
       scheduled: (M,) bool.
+      received: (M,) bool, whether the base station received the device's update.
       share: (M,) fraction of the bandwidth.
+      available: (M,) bool, whether the device could be scheduled.
       gain: (M,) true power gain.
-      compute_s: (M,) s, true computation time.
+      compute_s: (M,) s, true computation time, at the cell's frequency and for all samples.
+      energy_j: (M,) J, spent in the round.
       accuracy: () of w_k on the test set.
       loss: ().
       tilde_accuracy: () of w~, the model with the least loss reported so far.
       tilde_loss: ().
-      reported_loss: () F(w_{k-1}), as the scheduled devices report it.
+      reported_loss: () F(w_{k-1}), as the scheduled devices report it; NaN if no report is received.
       rho: (M,).
       beta: (M,).
       delta: (M,).
+      power_w: (M,) W; None if the policy does not decide it, like the following.
+      cpu_hz: (M,) Hz.
+      local_steps: (M,).
+      batch_size: (M,).
     """
 
     elapsed_s: Array
     round_s: Array
     scheduled: Array
+    received: Array
     share: Array
+    available: Array
     gain: Array
     compute_s: Array
+    energy_j: Array
     accuracy: Array
     loss: Array
     tilde_accuracy: Array
@@ -70,6 +82,10 @@ class Record:
     rho: Array
     beta: Array
     delta: Array
+    power_w: Array | None
+    cpu_hz: Array | None
+    local_steps: Array | None
+    batch_size: Array | None
 
 
 @pytree
@@ -84,8 +100,15 @@ class State:
       score: score of w_k.
       tilde_params: w~.
       tilde_reported_loss: () F(w~).
+      estimates: the current estimates.
+      reports: what devices last reported.
       policy: the policy's state.
+      world: the world's state.
+      outages: the state of the outage model.
+      compressor: the compressor's parameters.
+      residuals: (M, P) with error feedback: what devices have not sent yet; else None.
       optimizers: (M, ...) states of the local optimizers if devices keep them, else None.
+      server: the state of the server's optimizer if there is one, else None.
       stop: () Stop.
     """
 
@@ -98,9 +121,32 @@ class State:
     tilde_score: Score
     tilde_reported_loss: Array
     estimates: Estimates
+    reports: Reports
     policy: Any
+    world: Any
+    outages: Any
+    compressor: Any
+    residuals: Array | None
     optimizers: Any
+    server: Any
     stop: Array
+
+
+class RoundKeys(NamedTuple):
+    """The random keys of a round, one per purpose."""
+
+    # The world splits the round's key too, and uses its first three parts: see `fcjax.worlds.redrawn`.
+    error: Array
+    policy: Array
+    batches: Array
+    outages: Array
+    compression: Array
+
+
+def round_keys(key: Array) -> RoundKeys:
+    """Derives the keys of a round, besides those of its world."""
+    folded = (jax.random.fold_in(key, purpose) for purpose in (keys.Purpose.OUTAGES, keys.Purpose.COMPRESSION))
+    return RoundKeys(*jax.random.split(key, 6)[3:], *folded)
 
 
 class _Clock(NamedTuple):
@@ -109,24 +155,42 @@ class _Clock(NamedTuple):
     stop: Array  # () Stop
 
 
-def simulate_round(key: Array, state: State, experiment: Experiment, select: Any) -> tuple[State, Record]:
+class _Sent(NamedTuple):
+    """What becomes of the uploads of a round."""
+
+    received: Array  # (M,) bool
+    energy_j: Array  # (M,) J, spent by each device
+    outages: Any  # the new state of the outage model
+
+
+def simulate_round(key: Array, state: State, experiment: Experiment, policy: Policy) -> tuple[State, Record]:
     """Simulates one round, steps 4 to 25 of Alg. 3; a round that would end after the budget does not take place."""
-    draw = RoundKeys(*jax.random.split(key, len(RoundKeys._fields)))
+    draw = round_keys(key)
     cell, training = experiment.cell, experiment.training
-    truth = observe(draw, cell, training)
-    seen = misjudge(draw.error, truth, experiment.observation_error)
-    context = RoundContext(seen, state.estimates, cell, training, state.elapsed_s, state.round_index)
-    policy_state, decision = _decide(select, draw.policy, state, context)
-    clock = _time(decision, truth, state, experiment)
-    nothing = no_record(decision.scheduled.size)
+    world_state, truth = _observe(key, state, experiment)
+    # What is asked takes time: the policy decides once the slowest device has computed.
+    waited, reports = _ask(draw.batches, truth, state, experiment) if policy.asks_norms else (truth, state.reports)
+    seen = misjudge(draw.error, waited, experiment.observation_error)
+    context = RoundContext(seen, state.estimates, cell, training, state.elapsed_s, state.round_index, reports)
+    policy_state, decision = _decide(policy, draw.policy, state, context)
+    clock = _time(decision, waited, state, experiment)
+    sent = _send(draw.outages, decision, truth, state, experiment, policy)
+    nothing = no_record(decision)
 
     def happens(before):
-        after, reported_loss = _learn(draw.batches, before, decision, experiment)
-        after = dataclasses.replace(after, policy=policy_state, elapsed_s=clock.elapsed_s, stop=clock.stop)
-        record = _record(after, reported_loss, decision, truth, clock)
+        after, reported_loss = _learn(draw, before, decision, sent, experiment)
+        after = dataclasses.replace(
+            after,
+            policy=policy_state,
+            world=world_state,
+            outages=sent.outages,
+            elapsed_s=clock.elapsed_s,
+            stop=clock.stop,
+        )
+        record = _record(after, reported_loss, decision, truth, clock, sent)
         # A run that diverges ends with its last finite model.
         diverged = dataclasses.replace(before, stop=jnp.full_like(clock.stop, Stop.DIVERGED)), nothing
-        finite = _all_finite((after.score.loss, reported_loss, after.estimates))
+        finite = _all_finite((after.score.loss, jnp.where(jnp.any(sent.received), reported_loss, 0), after.estimates))
         return jax.tree.map(functools.partial(jnp.where, finite), (after, record), diverged)
 
     def does_not(before):
@@ -135,36 +199,115 @@ def simulate_round(key: Array, state: State, experiment: Experiment, select: Any
     return lax.cond(clock.stop == Stop.NOT_YET, happens, does_not, state)
 
 
+def _observe(key: Array, state: State, experiment: Experiment) -> tuple[Any, Observation]:
+    """Returns the new state of the world, and the true observation. Devices with an empty battery are unavailable."""
+    cell, training = experiment.cell, experiment.training
+    world_state, truth = experiment.world.observe(key, state.world, cell, training)
+    least_j = least_energy_at_full_speed(truth, cell, training)  # inf without a channel
+    can_pay = (least_j <= _left_j(state, cell)) & (least_j < jnp.inf)
+    return world_state, dataclasses.replace(truth, available=jnp.asarray(truth.available) & can_pay)
+
+
+def _left_j(state: State, cell: Cell) -> Array:
+    """Returns the energy that is left in each battery, (M,) J."""
+    return jnp.asarray(cell.battery_j) - jnp.asarray(state.reports.energy_j)
+
+
+def misjudge(key: Array, truth: Observation, error: ArrayLike) -> Observation:
+    """Returns what the base station observes: h and t^cp with Gaussian errors of relative size `error`."""
+    device_keys = keys.per_device(key, jnp.shape(truth.gain)[0])
+    of_amplitude, of_time = jax.vmap(lambda k: jax.random.normal(k, (2,)))(device_keys).T
+    gain = truth.gain * (1 + error * of_amplitude) ** 2
+    return Observation(gain, truth.compute_s * jnp.maximum(1 + error * of_time, 0), truth.available)
+
+
+def _ask(key: Array, truth: Observation, state: State, experiment: Experiment) -> tuple[Observation, Reports]:
+    """Returns the observation after all available devices have computed, and reports with their update norms."""
+    asked = jnp.asarray(truth.available)
+    norms = updates.update_norms(
+        keys.per_device(key, asked.size),
+        state.params,
+        asked,
+        experiment.data,
+        experiment.training,
+        experiment.model,
+        **_training_settings(state, experiment),
+    )
+    slowest_s = jnp.max(jnp.where(asked, truth.compute_s, 0))
+    reports = dataclasses.replace(state.reports, update_norm=as_float(norms))
+    return dataclasses.replace(truth, compute_s=jnp.full_like(truth.compute_s, slowest_s)), reports
+
+
 def _time(decision: Decision, truth: Observation, state: State, experiment: Experiment) -> _Clock:
     """Times the round. The policy decides on the observed values; the round time follows from the true ones."""
-    scheduled, share = decision.scheduled, decision.share
-    round_s = as_float(round_time(scheduled, share, truth, experiment.cell))
-    elapsed_s = state.elapsed_s + round_s
+    cell, training = experiment.cell, experiment.training
+    decided = as_decided(decision, truth, cell, training)
+    idle = ~jnp.any(truth.available)
+    # If nobody is available, the base station waits as long as the shortest computation would take.
+    round_s = jnp.where(idle, jnp.min(truth.compute_s), round_time(decision.scheduled, decision.share, *decided))
+    elapsed_s = state.elapsed_s + as_float(round_s)
     stop = jnp.where(
-        _is_possible(scheduled, share, round_s),
-        jnp.where(elapsed_s <= experiment.training.budget_s, Stop.NOT_YET, Stop.BUDGET),
+        idle | _is_possible(decision, truth, as_float(round_s), cell, training),
+        jnp.where(elapsed_s <= training.budget_s, Stop.NOT_YET, Stop.BUDGET),
         Stop.BAD_DECISION,
     )
-    return _Clock(round_s, elapsed_s, stop)
+    return _Clock(as_float(round_s), elapsed_s, stop)
 
 
-def _learn(key: Array, state: State, decision: Decision, experiment: Experiment) -> tuple[State, Array]:
+def _send(
+    key: Array, decision: Decision, truth: Observation, state: State, experiment: Experiment, policy: Policy
+) -> _Sent:
+    """Determines which uploads arrive, and what they cost. A device whose battery runs out loses its upload."""
+    cell, training = experiment.cell, experiment.training
+    cost_j = round_energy(decision, truth, cell, training)
+    if policy.asks_norms:
+        asked = jnp.asarray(truth.available) & ~decision.scheduled
+        cost_j = jnp.where(asked, computing_energy(cell, training, decision), cost_j)
+    left_j = _left_j(state, cell)
+    received, outage_state = decision.scheduled & (cost_j <= left_j), state.outages
+    if experiment.outages != outages.none():
+        outage_state, lost = experiment.outages.lose(key, state.outages, decision, truth, cell)
+        received &= ~lost
+    return _Sent(received, as_float(jnp.minimum(cost_j, left_j)), outage_state)
+
+
+def _training_settings(state: State, experiment: Experiment) -> dict[str, Any]:
+    return {
+        "make_optimizer": experiment.make_optimizer,
+        "width": _width(experiment),
+        "estimate_on": experiment.estimate_on,
+        "divergence_of": experiment.divergence_of,
+        "draw_batches": experiment.draw_batches,
+        "optimizer_states": state.optimizers,
+    }
+
+
+def _learn(
+    draw: RoundKeys, state: State, decision: Decision, sent: _Sent, experiment: Experiment
+) -> tuple[State, Array]:
     """Trains the scheduled devices, aggregates, estimates and tests; also returns the reported loss."""
+    num_devices = decision.scheduled.size
+    compression = None
+    if experiment.compressor != compressors.none():
+        device_keys = keys.per_device(draw.compression, num_devices)
+        compression = updates.Compression(experiment.compressor, state.compressor, device_keys, state.residuals)
     trained = updates.train_round(
-        keys.per_device(key, decision.scheduled.size),
+        keys.per_device(draw.batches, num_devices),
         state.params,
         decision.scheduled,
         state.estimates,
         experiment.data,
         experiment.training,
         experiment.model,
-        make_optimizer=experiment.make_optimizer,
-        width=_width(experiment),
-        estimate_on=experiment.estimate_on,
-        divergence_of=experiment.divergence_of,
-        draw_batches=experiment.draw_batches,
-        optimizer_states=state.optimizers,
+        received=sent.received,
+        local_steps=decision.local_steps,
+        batch_size=decision.batch_size,
+        compression=compression,
+        **_training_settings(state, experiment),
     )
+    params, server = trained.params, state.server
+    if experiment.server_optimizer is not None:
+        params, server = updates.server_step(state.params, params, experiment.server_optimizer, server)
     # Steps 23 to 25. Devices report the loss of the model they started from, so w~ is known one round late.
     reported_loss = as_float(trained.loss)
     better = reported_loss < state.tilde_reported_loss
@@ -173,46 +316,80 @@ def _learn(key: Array, state: State, decision: Decision, experiment: Experiment)
     after = dataclasses.replace(
         state,
         round_index=state.round_index + 1,
-        params=trained.params,
-        score=evaluate(trained.params, experiment.model, test_x, test_y),
+        params=params,
+        score=evaluate(params, experiment.model, test_x, test_y),
         tilde_params=keep(state.params, state.tilde_params),
         tilde_score=keep(state.score, state.tilde_score),
         tilde_reported_loss=keep(reported_loss, state.tilde_reported_loss),
         estimates=jax.tree.map(as_float, trained.estimates),
+        reports=_report(state, decision, sent, trained),
+        residuals=trained.residuals,
         optimizers=trained.optimizer_states,
+        server=server,
     )
     return after, reported_loss
 
 
-def _record(state: State, reported_loss: Array, decision: Decision, truth: Observation, clock: _Clock) -> Record:
+def no_reports(num_devices: int) -> Reports:
+    """Returns the reports before the first round."""
+    zeros, never = jnp.zeros(num_devices), jnp.full(num_devices, -1)
+    return Reports(zeros, zeros, never, jnp.zeros(num_devices, int), zeros)
+
+
+def _report(state: State, decision: Decision, sent: _Sent, trained: updates.Trained) -> Reports:
+    old = state.reports
+    return Reports(
+        loss=jnp.where(sent.received, as_float(trained.losses), old.loss),
+        update_norm=jnp.where(sent.received, as_float(trained.update_norms), old.update_norm),
+        last_round=jnp.where(sent.received, state.round_index, old.last_round),
+        times_scheduled=old.times_scheduled + decision.scheduled,
+        energy_j=old.energy_j + sent.energy_j,
+    )
+
+
+def _record(
+    state: State, reported_loss: Array, decision: Decision, truth: Observation, clock: _Clock, sent: _Sent
+) -> Record:
     return Record(
         elapsed_s=clock.elapsed_s,
         round_s=clock.round_s,
         scheduled=decision.scheduled,
+        received=sent.received,
         share=decision.share,
+        available=jnp.asarray(truth.available),
         gain=as_float(truth.gain),
         compute_s=as_float(truth.compute_s),
+        energy_j=sent.energy_j,
         accuracy=state.score.accuracy,
         loss=state.score.loss,
         tilde_accuracy=state.tilde_score.accuracy,
         tilde_loss=state.tilde_score.loss,
-        reported_loss=reported_loss,
+        reported_loss=jnp.where(jnp.any(sent.received), reported_loss, jnp.nan),
         rho=as_float(state.estimates.rho),
         beta=as_float(state.estimates.beta),
         delta=as_float(state.estimates.delta),
+        **{name: _as_float_or_none(getattr(decision, name)) for name in DECIDED},
     )
 
 
-def no_record(num_devices: int) -> Record:
-    """Returns the record of a round that did not take place."""
-    number, per_device = jnp.full((), jnp.nan), jnp.full(num_devices, jnp.nan)
+def _as_float_or_none(value: ArrayLike | None) -> Array | None:
+    return None if value is None else as_float(value)
+
+
+def no_record(decision: Decision) -> Record:
+    """Returns the record of a round that did not take place, for decisions of the given structure."""
+    num_devices = jnp.shape(decision.scheduled)[0]
+    number, per_device, nobody = jnp.full((), jnp.nan), jnp.full(num_devices, jnp.nan), jnp.zeros(num_devices, bool)
     return Record(
         elapsed_s=number,
         round_s=number,
-        scheduled=jnp.zeros(num_devices, bool),
+        scheduled=nobody,
+        received=nobody,
         share=per_device,
+        available=nobody,
         gain=per_device,
         compute_s=per_device,
+        energy_j=per_device,
         accuracy=number,
         loss=number,
         tilde_accuracy=number,
@@ -221,45 +398,62 @@ def no_record(num_devices: int) -> Record:
         rho=per_device,
         beta=per_device,
         delta=per_device,
+        **{name: None if getattr(decision, name) is None else per_device for name in DECIDED},
     )
 
 
-def _decide(select: Any, key: Array, state: State, context: RoundContext) -> tuple[Any, Decision]:
+def _decide(policy: Policy, key: Array, state: State, context: RoundContext) -> tuple[Any, Decision]:
     """Returns the policy's new state and decision.
 
     The conditional makes XLA compile the policy separately, so that a run has the same bits alone and in a program with
-    other policies. A run that has stopped never gets here.
+    other policies. A run that has stopped never gets here. A policy is not asked if nobody is available.
     """
-    num_devices = checks.num_devices(context.cell)
-    nobody = Decision(jnp.zeros(num_devices, bool), jnp.zeros(num_devices), jnp.zeros(()))
+    cell = context.cell
 
     def decide():
-        policy_state, decision = select(key, state.policy, context)
-        return policy_state, as_decision(decision, num_devices)
+        policy_state, decision = policy.select(key, state.policy, context)
+        return policy_state, as_decision(decision, cell, policy.asks_norms)
 
-    return lax.cond(state.stop == Stop.NOT_YET, decide, lambda: (state.policy, nobody))
+    shapes = jax.eval_shape(decide)[1]
+    nobody = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    anybody = jnp.any(context.observation.available)
+    return lax.cond((state.stop == Stop.NOT_YET) & anybody, decide, lambda: (state.policy, nobody))
 
 
-def as_decision(decision: Decision, num_devices: int) -> Decision:
+def as_decision(decision: Decision, cell: Cell, asks_norms: bool = False) -> Decision:
     """Checks the shapes of a policy's decision and converts it to the precision of the history."""
     scheduled, share = jnp.asarray(decision.scheduled), jnp.asarray(decision.share)
-    per_device = (num_devices,)
+    per_device = (checks.num_devices(cell),)
     if scheduled.shape != per_device or scheduled.dtype != bool or share.shape != per_device:
         raise ValueError(
             f"a policy must return a Decision with booleans and shares of shape {per_device}, one per device, "
             f"got {scheduled.dtype} {scheduled.shape} and {share.dtype} {share.shape}"
         )
-    return Decision(scheduled, as_float(share), as_float(decision.round_s))
+    decided: dict[str, Any] = {name: getattr(decision, name) for name in DECIDED}
+    for name, value in decided.items():
+        if value is None:
+            continue
+        if jnp.shape(value) not in ((), per_device):
+            raise ValueError(f"a policy's {name} must have shape () or {per_device}, got {jnp.shape(value)}")
+        if asks_norms and name in WHILE_COMPUTING:
+            raise ValueError(f"a policy with asks_norms decides after devices have computed: it cannot decide {name}")
+        kind: Any = jnp.int32 if name in ("local_steps", "batch_size") else float
+        decided[name] = jnp.broadcast_to(jnp.asarray(value, kind), per_device)
+    return Decision(scheduled, as_float(share), as_float(decision.round_s), **decided)
 
 
-def _is_possible(scheduled: Array, share: Array, round_s: Array) -> Array:
+def _is_possible(decision: Decision, truth: Observation, round_s: Array, cell: Cell, training: Training) -> Array:
+    scheduled, share = decision.scheduled, decision.share
     tolerance = 1e-5  # for a float32 sum over many devices
-    return (
+    possible = (
         jnp.any(scheduled)
-        & jnp.all(jnp.where(scheduled, share > 0, share == 0))
+        & jnp.all(jnp.where(scheduled, (share > 0) & truth.available, share == 0))
         & (jnp.sum(share) <= 1 + tolerance)
         & ~jnp.isnan(round_s)
     )
+    for values, low, high in decided_limits(decision, cell, training).values():
+        possible &= jnp.all(~scheduled | ((values >= low) & (values <= high * (1 + tolerance))))
+    return possible
 
 
 def _all_finite(tree: Any) -> Array:

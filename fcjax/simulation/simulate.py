@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +14,15 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from fcjax import keys
 from fcjax.learning import updates
 from fcjax.learning.evaluation import Score, evaluate
 from fcjax.learning.models import Model, Params
-from fcjax.policies.contract import check_traces
+from fcjax.policies.contract import check_traces, check_world, decided_by
 from fcjax.runtime.plugins import of_user
 from fcjax.simulation.experiment import Experiment, check, most_rounds, training_of
-from fcjax.simulation.rounds import Record, State, Stop, as_float, no_record, simulate_round
-from fcjax.types import Policy, in_brief, pytree
+from fcjax.simulation.rounds import Record, State, Stop, as_float, no_record, no_reports, simulate_round
+from fcjax.types import Decision, Policy, in_brief, pytree
 
 
 @pytree
@@ -76,28 +77,29 @@ def simulate(key: Array, policy: Policy, experiment: Experiment, *, max_rounds: 
     if not hasattr(key, "dtype") or jnp.issubdtype(key.dtype, jnp.floating):
         raise ValueError(f"key must be a random key, such as jax.random.key(0), got {key!r}")
     experiment = check(experiment)
+    state = of_user("policy: init", lambda: policy.init(experiment.cell))
+    decided = _check_once(policy, state, experiment)
     if max_rounds is None:
-        max_rounds = most_rounds(experiment)
+        max_rounds = most_rounds(experiment, decided)
     elif not isinstance(max_rounds, int) or max_rounds < 1:
         raise ValueError(f"max_rounds must be an integer of 1 or more, got {max_rounds}")
-    state = of_user("policy: init", lambda: policy.init(experiment.cell))
-    _check_once(policy, state, experiment)
     first = begin(key, state, experiment)
-    run = _compiled(policy.select, max_rounds, jax.default_backend())(key, first, experiment)
+    run = _compiled(policy, max_rounds, jax.default_backend())(key, first, experiment)
     _warn_of_faults(run, policy)
     return run
 
 
-_checked: set[tuple] = set()
+_checked: dict[tuple, Decision] = {}
 
 
-def _check_once(policy: Policy, state: Any, experiment: Experiment) -> None:
-    """Checks that a policy can be traced, the first time that it is simulated."""
+def _check_once(policy: Policy, state: Any, experiment: Experiment) -> Decision:
+    """Checks that policy and world can be traced, the first time that they are simulated; returns decided shapes."""
     shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves((state, experiment.cell)))
-    kind = id(policy.select), jax.tree.structure(state), shapes
+    kind = policy, experiment.world, jax.tree.structure((state, experiment.cell, experiment.training)), shapes
     if kind not in _checked:
-        check_traces(policy, state, experiment.cell, training_of(experiment))
-        _checked.add(kind)
+        check_world(experiment.world, experiment.cell, training_of(experiment), num_rounds=1)
+        _checked[kind] = check_traces(policy, state, experiment.cell, training_of(experiment))
+    return _checked[kind]
 
 
 def _warn_of_faults(run: Run, policy: Policy) -> None:
@@ -108,8 +110,8 @@ def _warn_of_faults(run: Run, policy: Policy) -> None:
     if np.any(stop == Stop.BAD_DECISION):
         warnings.warn(
             f"the decision of {policy} after {num_rounds[stop == Stop.BAD_DECISION].min()} rounds is impossible "
-            "(nobody scheduled, or shares that are missing or sum to more than 1), and the run ends there: "
-            "fcjax.check_policy says what is wrong",
+            "(nobody or an unavailable device scheduled, or shares that are missing or sum to more than 1), and the "
+            "run ends there: fcjax.check_policy says what is wrong",
             stacklevel=3,
         )
     elif np.any((stop == Stop.BUDGET) & (num_rounds == 0)):
@@ -129,19 +131,19 @@ def _jitted(function: Callable, backend: str) -> Callable:
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(select: Any, max_rounds: int, backend: str) -> Callable[[Array, State, Experiment], Run]:
-    return _jitted(functools.partial(_simulate, select=select, max_rounds=max_rounds), backend)
+def _compiled(policy: Policy, max_rounds: int, backend: str) -> Callable[[Array, State, Experiment], Run]:
+    return _jitted(functools.partial(_simulate, policy=policy, max_rounds=max_rounds), backend)
 
 
-def _simulate(key: Array, first: State, experiment: Experiment, *, select: Any, max_rounds: int) -> Run:
+def _simulate(key: Array, first: State, experiment: Experiment, *, policy: Policy, max_rounds: int) -> Run:
     num_chunks = -(-max_rounds // CHUNK)
     room = num_chunks * CHUNK
-    nothing = no_record(jnp.shape(experiment.cell.power_w)[0])
+    nothing = _no_record(first, experiment, policy)
     empty = jax.tree.map(lambda x: jnp.broadcast_to(x, (room, *x.shape)), nothing)
 
     def chunk(carry):
         index, state, history = carry
-        state, records = advance(key, state, experiment, select, max_rounds)
+        state, records = advance(key, state, experiment, policy, max_rounds)
         put = functools.partial(lax.dynamic_update_slice_in_dim, start_index=index * CHUNK, axis=0)
         return index + 1, state, jax.tree.map(put, history, records)
 
@@ -159,14 +161,39 @@ def _simulate(key: Array, first: State, experiment: Experiment, *, select: Any, 
     )
 
 
+class Starts(NamedTuple):
+    """The initial states of what varies; all parameters of policies, worlds and the like are in here."""
+
+    policy: Any
+    world: Any
+    outages: Any
+    compressor: Any
+
+
+def starts(key: Array, policy_state: Any, experiment: Experiment) -> Starts:
+    """Makes the initial states of a run."""
+    world_key = jax.random.fold_in(key, keys.Purpose.WORLD)
+    world = of_user("world: init", lambda: experiment.world.init(world_key, experiment.cell))
+    outage = of_user("outages: init", lambda: experiment.outages.init(experiment.cell))
+    return jax.tree.map(jnp.asarray, Starts(policy_state, world, outage, experiment.compressor.parameters))
+
+
 def begin(key: Array, policy_state: Any, experiment: Experiment) -> State:
     """Initialises a run: steps 1 and 2 of Alg. 3."""
+    return begin_from(key, starts(key, policy_state, experiment), experiment)
+
+
+def begin_from(key: Array, first: Starts, experiment: Experiment) -> State:
+    """Initialises a run with given states."""
     first_model = _first_model(experiment.model, jax.default_backend())
     params, score = first_model(key, jnp.asarray(experiment.test_x), jnp.asarray(experiment.test_y))
-    optimizers = None
+    optimizers = residuals = None
+    num_devices = len(experiment.data.sizes)
     if experiment.keeps_optimizer:
-        settings = params, experiment.training, experiment.make_optimizer, len(experiment.data.sizes)
+        settings = params, experiment.training, experiment.make_optimizer, num_devices
         optimizers = updates.first_optimizer_states(*settings)
+    if experiment.compressor.error_feedback:
+        residuals = jnp.zeros((num_devices, sum(leaf.size for leaf in jax.tree.leaves(params))))
     return State(
         round_index=jnp.array(0),
         elapsed_s=jnp.zeros(()),
@@ -177,8 +204,14 @@ def begin(key: Array, policy_state: Any, experiment: Experiment) -> State:
         tilde_score=score,
         tilde_reported_loss=jnp.array(jnp.inf),
         estimates=jax.tree.map(as_float, experiment.estimates),
-        policy=policy_state,
+        reports=no_reports(num_devices),
+        policy=first.policy,
+        world=first.world,
+        outages=first.outages,
+        compressor=first.compressor,
+        residuals=residuals,
         optimizers=optimizers,
+        server=None if experiment.server_optimizer is None else experiment.server_optimizer.init(params),
         stop=jnp.array(Stop.NOT_YET),
     )
 
@@ -195,20 +228,24 @@ def _first_model(model: Model, backend: str) -> Callable[[Array, Array, Array], 
 
 
 def advance(
-    key: Array, state: State, experiment: Experiment, select: Any, max_rounds: ArrayLike, num_rounds: int = CHUNK
+    key: Array, state: State, experiment: Experiment, policy: Policy, max_rounds: ArrayLike, num_rounds: int = CHUNK
 ) -> tuple[State, Record]:
     """Simulates up to `num_rounds` further rounds, at most `max_rounds` in total, and records them, (num_rounds,)."""
     experiment = dataclasses.replace(experiment, training=training_of(experiment))
     rounds_key = jax.random.split(key)[1]
-
-    nothing = no_record(jnp.shape(experiment.cell.power_w)[0])
+    nothing = _no_record(state, experiment, policy)
 
     def another(state):
         round_key = jax.random.fold_in(rounds_key, state.round_index)
-        return simulate_round(round_key, state, experiment, select)
+        return simulate_round(round_key, state, experiment, policy)
 
     def step(state, _):
         going = (state.stop == Stop.NOT_YET) & (state.round_index < max_rounds)
         return lax.cond(going, another, lambda state: (state, nothing), state)
 
     return lax.scan(step, state, length=num_rounds)
+
+
+def _no_record(state: State, experiment: Experiment, policy: Policy) -> Record:
+    """Returns the record of a round that did not take place."""
+    return no_record(decided_by(policy, state.policy, experiment.cell, training_of(experiment)))

@@ -15,7 +15,6 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,11 @@ from fcjax.learning.evaluation import Score
 from fcjax.runtime import files, settings
 from fcjax.simulation.experiment import Experiment
 from fcjax.simulation.rounds import Record, Stop
-from fcjax.simulation.simulate import Run, advance, begin
+from fcjax.simulation.simulate import Run, Starts, advance, begin_from, starts
 from fcjax.sweeps.jobs import Job
 from fcjax.sweeps.leaves import as_numbers
+from fcjax.types import Policy
+from fcjax.wireless.decisions import DECIDED
 
 
 class Archive:
@@ -57,7 +58,10 @@ class Archive:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
                 if str(arrays["fingerprint"]) != path.stem:
                     raise ValueError("it holds another run")
-                history = Record(**{field.name: arrays[field.name] for field in dataclasses.fields(Record)})
+                names = [field.name for field in dataclasses.fields(Record)]
+                absent = [name for name in DECIDED if name not in arrays]  # the policy does not decide these
+                fields: dict[str, Any] = {name: None if name in absent else arrays[name] for name in names}
+                history = Record(**fields)
                 if len({len(array) for array in jax.tree.leaves(history)}) > 1:
                     raise ValueError("its histories differ in length")
                 stop = Stop(int(arrays["stop"]))
@@ -71,9 +75,8 @@ class Archive:
         path = self._path(job)
         if path is None:
             return False
-        arrays: dict[str, Any] = {
-            field.name: getattr(run.history, field.name) for field in dataclasses.fields(Record)
-        } | {
+        fields = {field.name: getattr(run.history, field.name) for field in dataclasses.fields(Record)}
+        arrays: dict[str, Any] = {name: values for name, values in fields.items() if values is not None} | {
             "start": np.array([float(run.start.accuracy), float(run.start.loss)]),
             "stop": np.array(int(run.stop)),
             "fingerprint": np.array(path.stem),
@@ -113,8 +116,8 @@ class Fingerprints:
     def __call__(self, job: Job) -> str | None:
         """Returns the fingerprint, or None for a run that calls back into Python."""
         experiment = job.experiment
-        state = job.policy.init(experiment.cell)
-        program = _program(job.policy.select, experiment, state)
+        state = starts(jax.random.key(job.labels["seed"]), job.policy.init(experiment.cell), experiment)
+        program = _program(job.policy, experiment, state)
         if program is None:
             return None
         digest = hashlib.sha256(program)
@@ -131,21 +134,21 @@ def _digest(leaf: Any) -> bytes:
     return hashlib.sha256(about + np.ascontiguousarray(array).tobytes()).digest()
 
 
-def _program(select: Callable, experiment: Experiment, state: Any) -> bytes | None:
+def _program(policy: Policy, experiment: Experiment, state: Starts) -> bytes | None:
     """Digests the versions and the program of a run, without its numbers; None if it calls back into Python."""
     # The padding of local data does not affect what is drawn.
     indices = np.broadcast_to(np.int32(0), (len(experiment.data.sizes), len(experiment.data.y)))
     experiment = dataclasses.replace(experiment, data=experiment.data._replace(indices=indices))
     leaves, structure = jax.tree.flatten((experiment, state))
     shapes = tuple(jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    return _digest_of_program(select, structure, shapes, jax.default_backend(), tuple(settings.current().items()))
+    return _digest_of_program(policy, structure, shapes, jax.default_backend(), tuple(settings.current().items()))
 
 
 @functools.lru_cache(maxsize=256)
-def _digest_of_program(select: Callable, structure: Any, shapes: tuple, backend: str, given: tuple) -> bytes | None:
+def _digest_of_program(policy: Policy, structure: Any, shapes: tuple, backend: str, given: tuple) -> bytes | None:
     def run(key, leaves):
         experiment, state = jax.tree.unflatten(structure, leaves)
-        return advance(key, begin(key, state, experiment), experiment, select, max_rounds=1)
+        return advance(key, begin_from(key, state, experiment), experiment, policy, max_rounds=1)
 
     lowered = jax.jit(run).lower(jax.random.key(0), shapes)
     text = lowered.as_text()

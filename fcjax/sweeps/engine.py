@@ -19,7 +19,6 @@ import numpy as np
 from jax import lax
 from jax.stages import Compiled
 
-from fcjax import checks
 from fcjax.runtime import programs, settings
 from fcjax.runtime.hardware import is_accelerated
 from fcjax.simulation.experiment import most_rounds
@@ -27,7 +26,7 @@ from fcjax.simulation.rounds import Record, State, Stop, as_decision
 from fcjax.simulation.simulate import Run, advance, begin
 from fcjax.sweeps import jobs, leaves
 from fcjax.sweeps.jobs import Group, Template
-from fcjax.types import pytree
+from fcjax.types import Policy, pytree
 
 SIDE_BY_SIDE = 16  # runs at a time on an accelerator: at the paper's size, enough to keep a large one busy
 
@@ -103,7 +102,7 @@ class Program:
                 thread.join()
 
     def _compile(self) -> dict[jax.Device, Compiled]:
-        program = _program(self.group.template(), self.group.selects(), self._num_slots > 1)
+        program = _program(self.group.template(), self.group.policies(), self._num_slots > 1)
         slot, of_run = self._slot(0)
         one = slot, jax.eval_shape(begin, *of_run)
 
@@ -158,7 +157,8 @@ class Program:
         experiment = job.experiment
         # On the first processor, whichever takes the run: w_0 is tested on the same hardware as later models.
         key = jax.device_put(jax.random.key(job.labels["seed"]), self._processors[0])
-        slot = _Slot(jax.random.key_data(key), self.group.own(experiment), np.int32(most_rounds(experiment)))
+        max_rounds = np.int32(most_rounds(experiment, self.group.decided))
+        slot = _Slot(jax.random.key_data(key), self.group.own(experiment), max_rounds)
         return slot, (key, self._policy_states[index], experiment)
 
 
@@ -175,13 +175,13 @@ def _with_slot(slot: int, old: Any, new: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _program(template: Template, selects: tuple, side_by_side: bool) -> Any:
+def _program(template: Template, policies: tuple[Policy, ...], side_by_side: bool) -> Any:
     """Returns a jitted function that advances all slots by some rounds and returns their states and records."""
-    select = any_of(selects)
+    policy = any_of(policies)
 
     def one(slot: _Slot, state: State, shared: list) -> tuple[State, Record]:
         experiment = template.experiment(slot.own, shared)
-        state, records = advance(jax.random.wrap_key_data(slot.key), state, experiment, select, slot.max_rounds)
+        state, records = advance(jax.random.wrap_key_data(slot.key), state, experiment, policy, slot.max_rounds)
         full = (state.stop == Stop.NOT_YET) & (state.round_index >= slot.max_rounds)
         return dataclasses.replace(state, stop=jnp.where(full, Stop.MAX_ROUNDS, state.stop)), records
 
@@ -192,21 +192,22 @@ def _program(template: Template, selects: tuple, side_by_side: bool) -> Any:
     return jax.jit(every, donate_argnums=1)
 
 
-def any_of(selects: Sequence[Callable]) -> Callable:
-    """Combines several `select` functions; the state holds the number of the deciding one and all their states."""
+def any_of(policies: Sequence[Policy]) -> Policy:
+    """Combines several policies; the state holds the number of the deciding one and all their states."""
+    asks_norms = policies[0].asks_norms
 
     def select(key, state, context):
         which, states = state
 
         def branch(index):
             def decide(states):
-                new, decision = selects[index](key, states[index], context)
-                decision = as_decision(decision, checks.num_devices(context.cell))
+                new, decision = policies[index].select(key, states[index], context)
+                decision = as_decision(decision, context.cell, asks_norms)
                 return (*states[:index], new, *states[index + 1 :]), decision
 
             return decide
 
-        states, decision = lax.switch(which, [branch(index) for index in range(len(selects))], states)
+        states, decision = lax.switch(which, [branch(index) for index in range(len(policies))], states)
         return (which, states), decision
 
-    return select
+    return Policy(policies[0].init, select, asks_norms)

@@ -212,7 +212,8 @@ def _checked_jobs(
                 one.init(experiment.cell)  # raises if the parameters do not fit the cell
             elif (place := (name, phi_value, *setting[1:])) not in checked:
                 label = f"policy {name!r}"
-                contract.check_policy(one, experiment.cell, training_of(experiment), name=label, ignores_labels=False)
+                how: dict[str, Any] = {"world": experiment.world, "name": label, "ignores_labels": False}
+                contract.check_policy(one, experiment.cell, training_of(experiment), **how)
                 checked.add(place)
     return jobs
 

@@ -1,4 +1,8 @@
-"""Planned runs, and groups of runs that share a program."""
+"""Planned runs, and groups of runs that share a program.
+
+Runs share a program if their experiments have the same shapes and functions, and if their policies decide the same
+things. The bits of a run therefore do not depend on which other policies are in the sweep.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -7,11 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from fcjax.simulation.experiment import Experiment
+from fcjax.policies.contract import decided_by
+from fcjax.simulation.experiment import Experiment, training_of
 from fcjax.simulation.rounds import Record, State, Stop
-from fcjax.simulation.simulate import Run
+from fcjax.simulation.simulate import Run, starts
 from fcjax.sweeps import leaves
-from fcjax.types import Policy
+from fcjax.types import Decision, Policy
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,7 +49,8 @@ def finish(chunks: Sequence[Record], state: State) -> Run:
 class Group:
     """Runs that share a program: their shapes are equal, except for the padding of local data."""
 
-    def __init__(self, experiment: Experiment):
+    def __init__(self, experiment: Experiment, decided: Decision):
+        self.decided = decided  # shapes of the decisions
         self.jobs: list[Job] = []
         self._policy_states: list[Any] = []  # initial state of each run
         self._structure = jax.tree.structure(experiment)
@@ -62,29 +68,29 @@ class Group:
         vars(self).update(state)
         self._first, self._structure = jax.tree.flatten(self.jobs[0].experiment)
 
-    def add(self, job: Job, experiment: Experiment) -> None:
+    def add(self, job: Job, experiment: Experiment, policy_state: Any) -> None:
         row = jax.tree.leaves(experiment)
         self.jobs.append(job)
-        self._policy_states.append(job.policy.init(experiment.cell))
+        self._policy_states.append(policy_state)
         self._room = max(self._room, experiment.data.indices.shape[1])
         self._is_shared = [
             was and leaf is one for was, leaf, one in zip(self._is_shared, row, self._first, strict=True)
         ]
         self._dtypes = [leaves.common(one, leaves.dtype(leaf)) for one, leaf in zip(self._dtypes, row, strict=True)]
 
-    def selects(self) -> tuple[Callable, ...]:
+    def policies(self) -> tuple[Policy, ...]:
         """Returns the distinct policies; one whose states differ in shape counts once per shape."""
-        return tuple(select for select, *_ in dict.fromkeys(self._kinds()))
+        return tuple(policy for policy, *_ in dict.fromkeys(self._kinds()))
 
     def _kinds(self) -> list[tuple]:
         """Returns, for each run, its policy and the structure and shapes of the policy's state."""
         return [
-            (job.policy.select, jax.tree.structure(state), *map(np.shape, jax.tree.leaves(state)))
+            (job.policy, jax.tree.structure(state), *map(np.shape, jax.tree.leaves(state)))
             for job, state in zip(self.jobs, self._policy_states, strict=True)
         ]
 
     def policy_states(self) -> list[tuple[np.int32, tuple]]:
-        """Returns, for each run, the index of its policy in `selects` and a state for every policy."""
+        """Returns, for each run, the index of its policy in `policies` and a state for every policy."""
         number_of: dict[tuple, int] = {}
         numbers = [number_of.setdefault(kind, len(number_of)) for kind in self._kinds()]
         of_any = [self._policy_states[numbers.index(number)] for number in range(len(number_of))]
@@ -129,9 +135,19 @@ def groups(jobs: Sequence[Job]) -> list[Group]:
         any_room = experiment.estimate_on != "local"
         indices = experiment.data.indices
         shapes = tuple(np.shape(leaf)[:1] if any_room and leaf is indices else np.shape(leaf) for leaf in row)
-        group = found.setdefault((structure, shapes), Group(experiment))
-        group.add(job, experiment)
+        state = job.policy.init(experiment.cell)
+        decided = decided_by(job.policy, state, experiment.cell, training_of(experiment))
+        kind = structure, shapes, jax.tree.structure(decided), job.policy.asks_norms, _shapes_of_starts(experiment)
+        if kind not in found:
+            found[kind] = Group(experiment, decided)
+        found[kind].add(job, experiment, state)
     return list(found.values())
+
+
+def _shapes_of_starts(experiment: Experiment) -> tuple:
+    """Returns structure and shapes of the initial states of a world and the like."""
+    made = jax.eval_shape(lambda: starts(jax.random.key(0), (), experiment))
+    return jax.tree.structure(made), *((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(made))
 
 
 def _with_room(experiment: Experiment, room: int) -> Experiment:

@@ -2,7 +2,7 @@
 
 The data set has the dimensions run, round and device. The settings of a run (policy, distribution, ...) are coordinates
 of `run`. Histories are (run, round) or (run, round, device). Where a run has no such round or device, they are NaN, and
-`scheduled` is False:
+`scheduled`, `received` and `available` are False:
 
     results = fcjax.results.load("histories.nc")
     results.accuracy.max("round").groupby(["policy", "distribution"]).mean()
@@ -52,14 +52,19 @@ SUMMARY = (
     "budget_s",
     "stop",
     "diverged_round",
+    "energy_j",
+    "lost",
 )
 _ABOUT = {  # unit and meaning
     "elapsed_s": ("s", "simulated time at the end of the round"),
     "round_s": ("s", "how long the round took"),
     "scheduled": ("1", "whether the device took part"),
+    "received": ("1", "whether the base station received the device's update"),
     "share": ("1", "fraction of the bandwidth, or of the round under TDMA"),
+    "available": ("1", "whether the device could be scheduled"),
     "gain": ("1", "true power gain of the channel"),
-    "compute_s": ("s", "true computation time"),
+    "compute_s": ("s", "true computation time, at the cell's frequency and for all samples"),
+    "energy_j": ("J", "energy that the device spent in the round"),
     "accuracy": ("1", "fraction of the test set that the global model classifies correctly after the round"),
     "loss": ("1", "loss of the global model on the test set"),
     "tilde_accuracy": ("1", "accuracy of the model with the least loss reported so far"),
@@ -68,6 +73,10 @@ _ABOUT = {  # unit and meaning
     "rho": ("1", "estimated Lipschitz constant of the device's loss"),
     "beta": ("1", "estimated smoothness of the device's loss"),
     "delta": ("1", "estimated divergence of the device's gradient"),
+    "power_w": ("W", "transmit power, if the policy decides it"),
+    "cpu_hz": ("Hz", "CPU frequency, if the policy decides it"),
+    "local_steps": ("1", "local steps, if the policy decides them"),
+    "batch_size": ("1", "batch size, if the policy decides it"),
     "rounds": ("1", "rounds within the budget"),
     "start_accuracy": ("1", "accuracy before the first round"),
     "start_loss": ("1", "loss before the first round"),
@@ -113,12 +122,15 @@ def to_dataset(
     variables: dict[str, Any] = {}
     for name in (field.name for field in dataclasses.fields(Record)):
         histories = [getattr(run.history, name) for run in runs]
-        per_device = histories[0].ndim == 2
-        shape = (len(runs), num_rounds, num_devices) if per_device else (len(runs), num_rounds)
-        dtype = histories[0].dtype if histories[0].dtype.kind in "bf" else np.dtype(float)  # integers have no NaN
+        one = next((history for history in histories if history is not None), None)
+        if one is None:
+            continue  # no policy decides this
+        shape = (len(runs), num_rounds, num_devices) if one.ndim == 2 else (len(runs), num_rounds)
+        dtype = one.dtype if one.dtype.kind in "bf" else np.dtype(float)  # integers have no NaN
         filled = np.full(shape, False if dtype.kind == "b" else np.nan, dtype)
         for row, history in zip(filled, histories, strict=True):
-            row[tuple(slice(size) for size in history.shape)] = history
+            if history is not None:
+                row[tuple(slice(size) for size in history.shape)] = history
         variables[name] = (("run", "round", "device")[: filled.ndim], filled)
     variables["rounds"] = ("run", np.array([run.history.round_s.size for run in runs], np.int32))
     variables["start_accuracy"] = ("run", np.array([run.start.accuracy for run in runs], np.float32))
@@ -132,7 +144,8 @@ def to_dataset(
     coordinates |= {"round": np.arange(1, num_rounds + 1), "device": np.arange(num_devices)}
     dataset = xr.Dataset(variables, coordinates, {**provenance(), **(about or {})})
     for name, (unit, meaning) in _ABOUT.items():
-        dataset[name].attrs.update(units=unit, long_name=meaning)
+        if name in dataset:
+            dataset[name].attrs.update(units=unit, long_name=meaning)
     return dataset
 
 
@@ -209,6 +222,7 @@ def _summary(dataset: xr.Dataset) -> pd.DataFrame:
         return xr.where(any_round, dataset[name].isel(round=last), before)
 
     further = further_axes(dataset)
+    received = dataset.received if "received" in dataset else dataset.scheduled
     columns = {name: dataset[name] for name in (*SETTINGS, *further)} | {
         "rounds": dataset.rounds,
         "elapsed_s": at_the_end("elapsed_s", 0.0),
@@ -219,6 +233,9 @@ def _summary(dataset: xr.Dataset) -> pd.DataFrame:
         "final_accuracy": at_the_end("accuracy", dataset.start_accuracy),
         "stop": dataset.stop,
         "diverged_round": dataset.diverged_round,
+        # Files of older versions have neither.
+        "energy_j": dataset.energy_j.sum(("round", "device")) if "energy_j" in dataset else dataset.rounds * np.nan,
+        "lost": (dataset.scheduled & ~received).sum(("round", "device")),
     }
     return pd.DataFrame({name: np.asarray(columns[name]) for name in (*SUMMARY, *further)})
 
@@ -236,9 +253,9 @@ def checked(dataset: xr.Dataset) -> xr.Dataset:
         dataset = dataset.assign(whole)
     if not dataset.sizes["run"]:
         raise ValueError("this data set holds no runs")
-    if dataset.scheduled.dtype != bool:
-        dataset = dataset.assign(scheduled=dataset.scheduled.fillna(False).astype(bool))
-    return dataset
+    flags = [name for name in ("scheduled", "received", "available") if name in dataset]
+    floats = [name for name in flags if dataset[name].dtype != bool]
+    return dataset.assign({name: dataset[name].fillna(False).astype(bool) for name in floats})
 
 
 def further_axes(dataset: xr.Dataset) -> list[str]:

@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 from fcjax import checks
 from fcjax.types import Cell, Decision, Observation
 from fcjax.wireless import fdma, ofdma, sets, tdma
-from fcjax.wireless.radio import Upload, rate, share_with_spare, uploads
+from fcjax.wireless.radio import Upload, rate, ready_time, share_with_spare, uploads
 
 
 def allocate(scheduled: Array, observation: Observation, cell: Cell) -> Decision:
@@ -56,15 +56,26 @@ def round_time(scheduled: Array, share: Array, observation: Observation, cell: C
     """
     observation, cell = checks.uplink(observation, cell, needs_upload=False)
     scheduled = checks.mask("scheduled", scheduled, checks.num_devices(cell))
-    bits_s = rate(share, observation, cell)
-    reached = bits_s > 0
+    send_s = send_time(share, observation, cell)
     if cell.access == "tdma":
         round_s = tdma.round_time(scheduled, uploads(observation, cell))
-        return jnp.where(jnp.any(scheduled & ~reached), jnp.inf, round_s)
+        return jnp.where(jnp.any(scheduled & (send_s == jnp.inf)), jnp.inf, round_s)
+    return jnp.max(jnp.where(scheduled, ready_time(observation, cell) + send_s, 0))
+
+
+def send_time(share: Array, observation: Observation, cell: Cell) -> Array:
+    """Returns for how long each device sends with its share, (M,) s; inf without a share, gain or power.
+
+    It is also inf under OFDMA if the share is not a whole number of blocks. Under TDMA a device sends with the whole
+    bandwidth, so shares only matter by being positive.
+    """
+    bits_s = rate(share, observation, cell)
+    reached = bits_s > 0
     if cell.access == "ofdma":
         reached &= ofdma.is_whole(share, cell.num_blocks)
-    upload_s = jnp.where(reached, cell.upload_bits / jnp.where(reached, bits_s, 1), jnp.inf)
-    return jnp.max(jnp.where(scheduled, observation.compute_s + upload_s, 0))
+    if cell.access == "tdma":
+        bits_s = rate(jnp.ones_like(bits_s), observation, cell)
+    return jnp.where(reached, cell.upload_bits / jnp.where(reached, bits_s, 1), jnp.inf)
 
 
 def required_share(deadline_s: ArrayLike, observation: Observation, cell: Cell) -> Array:

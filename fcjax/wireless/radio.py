@@ -15,6 +15,7 @@ This is the only module that uses decibels.
 
 from __future__ import annotations  # short types in help()
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -85,12 +86,25 @@ def rate(share: ArrayLike, observation: Observation, cell: Cell) -> Array:
     return jnp.where(share > 1e-18, bits_s, 0)
 
 
+def ready_time(observation: Observation, cell: Cell) -> ArrayLike:
+    """Returns when each device can begin its upload, (M,) s: after the download, if there is one, and computation.
+
+    The base station broadcasts with a rateless code: each device receives at the rate of its own channel.
+    """
+    if cell.download_bits is None:
+        return observation.compute_s
+    as_sender = dataclasses.replace(cell, power_w=jnp.full(jnp.shape(cell.power_w), jnp.asarray(cell.broadcast_w)))
+    bits_s = jnp.asarray(cell.bandwidth_hz) * jnp.log1p(_full_band_snr(observation, as_sender)) / math.log(2)
+    heard = bits_s > 0
+    return observation.compute_s + jnp.where(heard, cell.download_bits / jnp.where(heard, bits_s, 1), jnp.inf)
+
+
 class Upload(NamedTuple):
     """The times, (M,) each, that bandwidth allocation depends on."""
 
     unit_s: Array  # S ln2/B: the time at 1 nat/s/Hz over the whole band
     floor_s: Array  # N0 S ln2/(P h^2): the time over infinite bandwidth; inf without gain or power
-    compute_s: Array
+    compute_s: Array  # when the upload can begin
 
 
 @jax.jit
@@ -99,8 +113,9 @@ def uploads(observation: Observation, cell: Cell) -> Upload:
     snr = _full_band_snr(observation, cell)
     unit_s = jnp.broadcast_to(math.log(2) * jnp.asarray(cell.upload_bits) / cell.bandwidth_hz, snr.shape)
     floor_s = jnp.where(snr > 0, unit_s / jnp.where(snr > 0, snr, 1), jnp.inf)
-    dtype = jnp.result_type(unit_s, floor_s, observation.compute_s)
-    return Upload(unit_s.astype(dtype), floor_s.astype(dtype), jnp.asarray(observation.compute_s, dtype))
+    ready_s = ready_time(observation, cell)
+    dtype = jnp.result_type(unit_s, floor_s, ready_s)
+    return Upload(unit_s.astype(dtype), floor_s.astype(dtype), jnp.asarray(ready_s, dtype))
 
 
 @jax.jit

@@ -1,10 +1,13 @@
+import dataclasses
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from fcjax import batches, keys, models
+from fcjax import batches, compressors, keys, models
 from fcjax.data import partition, synthetic
 from fcjax.learning import updates
 from fcjax.types import Estimates, Training
@@ -328,3 +331,162 @@ def test_model_does_not_depend_on_estimation(width):
     jax.tree.map(np.testing.assert_array_equal, without.params, with_.params)
     assert without.loss == with_.loss
     jax.tree.map(np.testing.assert_array_equal, without.estimates, start)
+
+
+def test_lost_updates_are_not_aggregated(dtype):
+    data, training, model, params, start = setting(dtype)
+    device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
+    scheduled, received = np.array([1, 0, 1, 1, 0, 1], bool), np.array([1, 1, 0, 1, 0, 0], bool)
+    some = train(device_keys, params, scheduled, start, data, training, model, width=1, received=received)
+    arrived = train(device_keys, params, scheduled & received, start, data, training, model, width=1)
+    jax.tree.map(np.testing.assert_array_equal, some.params, arrived.params)
+    jax.tree.map(np.testing.assert_array_equal, some.estimates, arrived.estimates)
+    np.testing.assert_allclose(some.loss, arrived.loss, rtol=1e-6)
+    none = train(device_keys, params, scheduled, start, data, training, model, width=1, received=~scheduled)
+    jax.tree.map(np.testing.assert_array_equal, none.params, params)
+    assert none.loss == np.inf
+
+
+@pytest.mark.parametrize("width", [None, 1, 2])
+def test_decided_steps_and_batches_match_devices_trained_alone(width, dtype):
+    data, training, model, params, start = setting(dtype, local_steps=4)
+    device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
+    scheduled = np.array([1, 0, 1, 1, 0, 1], bool)
+    steps, size = np.array([4, 1, 1, 3, 2, 2]), np.array([8, 8, 3, 5, 1, 1])
+    both = train(
+        device_keys, params, scheduled, start, data, training, model, width=width, local_steps=steps, batch_size=size
+    )
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
+    flat = np.asarray(flat)
+    trained, slopes, rates = {}, {}, {}
+    for i in np.flatnonzero(scheduled):
+        positions = np.asarray(batches.draw(device_keys[i], data.sizes[i], training))[: steps[i], : size[i]]
+        w, velocity = flat, 0
+        for batch in positions:
+            x, y = data.x[data.indices[i][batch]], data.y[data.indices[i][batch]]
+            gradient = np.asarray(jax.flatten_util.ravel_pytree(slope(model, unravel(w), x, y)[1])[0])
+            velocity = training.momentum * velocity + gradient
+            w = w - training.learning_rate * velocity
+        x, y = data.x[data.indices[i][positions[0]]], data.y[data.indices[i][positions[0]]]
+        rates[i] = abs(slope(model, unravel(flat), x, y)[0] - slope(model, unravel(w), x, y)[0])
+        rates[i] /= np.linalg.norm(w - flat)
+        trained[i], slopes[i] = w, (flat - w) / (steps[i] * training.learning_rate)
+    weight = {i: data.sizes[i] / sum(data.sizes[j] for j in trained) for i in trained}
+    mean_slope = sum(weight[i] * slopes[i] for i in trained)
+    expected = sum(weight[i] * trained[i] for i in trained)
+    rtol = 2e-4 if dtype == np.float32 else 1e-10
+    np.testing.assert_allclose(jax.flatten_util.ravel_pytree(both.params)[0], expected, rtol=rtol, atol=1e-6)
+    for i in trained:
+        np.testing.assert_allclose(both.estimates.delta[i], np.linalg.norm(slopes[i] - mean_slope), rtol=10 * rtol)
+        np.testing.assert_allclose(both.estimates.rho[i], rates[i], rtol=10 * rtol, atol=1e-5)
+        np.testing.assert_allclose(both.update_norms[i], np.linalg.norm(trained[i] - flat), rtol=10 * rtol)
+
+
+@pytest.mark.parametrize("width", [None, 2])
+def test_deciding_everything_changes_nothing(width, dtype):
+    data, training, model, params, start = setting(dtype)
+    device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
+    scheduled = np.array([1, 0, 1, 1, 0, 1], bool)
+    usual = train(device_keys, params, scheduled, start, data, training, model, width=width)
+    full = {"local_steps": np.full(NUM_DEVICES, 3), "batch_size": np.full(NUM_DEVICES, 8)}
+    decided = train(device_keys, params, scheduled, start, data, training, model, width=width, **full)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)  # noqa: E731
+    jax.tree.map(close, decided, usual)
+
+
+def test_one_trace_serves_all_decided_steps():
+    data, training, model, params, start = setting(np.float32)
+    traces = []
+
+    @jax.jit
+    def once(steps, size):
+        traces.append(1)
+        scheduled = jnp.ones(NUM_DEVICES, bool)
+        device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
+        how = {"width": 1, "local_steps": steps, "batch_size": size}
+        return updates.train_round(device_keys, params, scheduled, start, data, training, model, **how).loss
+
+    for number in (1, 2, 3):
+        once(jnp.full(NUM_DEVICES, number), jnp.full(NUM_DEVICES, 2 * number))
+    assert len(traces) == 1
+
+
+def test_the_proximal_term_pulls_towards_the_global_model(dtype):
+    data, training, model, params, start = setting(dtype, local_steps=2)
+    training = dataclasses.replace(training, momentum=0.0, proximal=0.3)
+    device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
+    alone = np.arange(NUM_DEVICES) == 2
+    got = train(device_keys, params, alone, start, data, training, model, width=1)
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
+    w = np.asarray(flat)
+    for batch in np.asarray(batches.draw(device_keys[2], data.sizes[2], training)):
+        x, y = data.x[data.indices[2][batch]], data.y[data.indices[2][batch]]
+        gradient = np.asarray(jax.flatten_util.ravel_pytree(slope(model, unravel(w), x, y)[1])[0])
+        w = w - training.learning_rate * (gradient + 0.3 * (w - np.asarray(flat)))
+    rtol = 1e-5 if dtype == np.float32 else 1e-12
+    np.testing.assert_allclose(jax.flatten_util.ravel_pytree(got.params)[0], w, rtol=rtol, atol=1e-7)
+
+
+@pytest.mark.parametrize("width", [None, 1])
+def test_error_feedback_sends_what_was_left_out(width):
+    """Over several rounds, with a lost upload: what arrived and what is left add up to all updates."""
+    data, training, model, params, start = setting(np.float32)
+    compressor = compressors.top_k(0.2)
+    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+    residuals = jnp.zeros((NUM_DEVICES, num_parameters))
+    scheduled, device = np.arange(NUM_DEVICES) == 1, 1
+    arrived, updates_ = np.zeros(num_parameters), np.zeros(num_parameters)
+    for index, received in enumerate([True, False, True]):
+        device_keys = keys.per_device(jax.random.key(index), NUM_DEVICES)
+        plain = train(device_keys, params, scheduled, start, data, training, model, width=width)
+        how = updates.Compression(compressor, compressor.parameters, device_keys, residuals)
+        got = jax.jit(
+            lambda residuals, params, device_keys, how=how, received=received: updates.train_round(
+                device_keys,
+                params,
+                scheduled,
+                start,
+                data,
+                training,
+                model,
+                width=width,
+                received=np.full(NUM_DEVICES, received),
+                compression=how._replace(residuals=residuals),
+            )
+        )(residuals, params, device_keys)
+        change = [
+            jax.flatten_util.ravel_pytree(one.params)[0] - jax.flatten_util.ravel_pytree(params)[0]
+            for one in (plain, got)
+        ]
+        updates_ += np.asarray(change[0])
+        if received:
+            assert np.count_nonzero(np.abs(change[1]) > 1e-7) <= math.ceil(0.2 * num_parameters)
+            arrived += np.asarray(change[1])
+        else:
+            np.testing.assert_array_equal(change[1], 0)
+        residuals, params = got.residuals, got.params
+        np.testing.assert_array_equal(np.asarray(residuals)[~scheduled], 0)
+    np.testing.assert_allclose(arrived + np.asarray(residuals[device]), updates_, atol=2e-6)
+
+
+def test_server_optimizers():
+    old, mean = {"w": jnp.array([1.0, -2.0])}, {"w": jnp.array([0.5, -1.0])}
+    plain = optax.sgd(1.0)
+    new, _ = updates.server_step(old, mean, plain, plain.init(old))
+    np.testing.assert_allclose(new["w"], mean["w"])
+    heavy = optax.sgd(1.0, momentum=0.9)
+    state = heavy.init(old)
+    first, state = updates.server_step(old, mean, heavy, state)
+    second, _ = updates.server_step(first, first, heavy, state)  # no further update: momentum continues
+    np.testing.assert_allclose(second["w"], first["w"] + 0.9 * (mean["w"] - old["w"]))
+
+
+def test_norms_of_all_devices_without_scheduling_them(dtype):
+    data, training, model, params, start = setting(dtype)
+    device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
+    asked = np.array([1, 0, 1, 1, 1, 1], bool)
+    norms = updates.update_norms(device_keys, params, asked, data, training, model, width=1)
+    for i in range(NUM_DEVICES):
+        alone = train(device_keys, params, np.arange(NUM_DEVICES) == i, start, data, training, model, width=1)
+        flat = [jax.flatten_util.ravel_pytree(tree)[0] for tree in (alone.params, params)]
+        np.testing.assert_allclose(norms[i], np.linalg.norm(flat[0] - flat[1]) * asked[i], rtol=1e-4)

@@ -10,9 +10,7 @@ import fcjax
 from fcjax import keys, models, policies
 from fcjax.learning import updates
 from fcjax.simulation.experiment import most_rounds, shortest_round_s
-from fcjax.simulation.rounds import Stop
-from fcjax.wireless import world
-from fcjax.wireless.world import RoundKeys
+from fcjax.simulation.rounds import Stop, misjudge
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 MAX_ROUNDS = most_rounds(tiny.experiment())
@@ -27,7 +25,7 @@ def simulate_in_python(key, policy, experiment):
     tilde, least, elapsed_s = params, np.inf, 0.0
     estimates = jax.tree.map(jnp.asarray, experiment.estimates)
     test = jnp.asarray(experiment.test_x), jnp.asarray(experiment.test_y)
-    observe = jax.jit(lambda draw: world.observe(draw, cell, training))
+    observe = jax.jit(lambda key: fcjax.worlds.redrawn().observe(key, (), cell, training)[1])
     select = jax.jit(policy.select)
     train = jax.jit(
         lambda keys, params, scheduled, estimates: updates.train_round(
@@ -37,11 +35,12 @@ def simulate_in_python(key, policy, experiment):
     score = jax.jit(lambda w: (experiment.model.correct(w, *test).mean(), experiment.model.loss(w, *test)))
     history = []
     while True:
-        draw = RoundKeys(*jax.random.split(jax.random.fold_in(rounds_key, len(history)), len(RoundKeys._fields)))
-        truth = observe(draw)
-        seen = world.misjudge(draw.error, truth, experiment.observation_error)
+        round_key = jax.random.fold_in(rounds_key, len(history))
+        error_key, policy_key, batches_key = jax.random.split(round_key, 6)[3:]
+        truth = observe(round_key)
+        seen = misjudge(error_key, truth, experiment.observation_error)
         context = fcjax.RoundContext(seen, estimates, cell, training, elapsed_s, len(history))
-        state, decision = select(draw.policy, state, context)
+        state, decision = select(policy_key, state, context)
         # The true finishing times, device by device.
         bits_s = np.asarray(fcjax.radio.rate(decision.share, truth, cell))
         finish_s = [
@@ -50,7 +49,7 @@ def simulate_in_python(key, policy, experiment):
         if elapsed_s + max(finish_s) > training.budget_s:
             return history
         elapsed_s += max(finish_s)
-        device_keys = keys.per_device(draw.batches, len(decision.scheduled))
+        device_keys = keys.per_device(batches_key, len(decision.scheduled))
         trained = train(device_keys, params, decision.scheduled, estimates)
         if trained.loss < least:
             tilde, least = params, trained.loss
@@ -149,14 +148,14 @@ def test_decisions_use_observations_and_rounds_use_the_truth():
 
 def test_observation_errors_have_the_papers_distribution():
     truth = fcjax.Observation(jnp.full(20000, 4.0), jnp.full(20000, 0.5))
-    seen = world.misjudge(jax.random.key(0), truth, 0.1)
+    seen = misjudge(jax.random.key(0), truth, 0.1)
     amplitude, time_s = np.sqrt(seen.gain), np.asarray(seen.compute_s)
     assert amplitude.mean() == pytest.approx(2.0, abs=0.01)
     assert amplitude.std() == pytest.approx(0.2, rel=0.03)
     assert time_s.mean() == pytest.approx(0.5, abs=0.002)
     assert time_s.std() == pytest.approx(0.05, rel=0.03)
     assert abs(np.corrcoef(amplitude, time_s)[0, 1]) < 0.03
-    assert (world.misjudge(jax.random.key(0), truth, 5.0).compute_s >= 0).all()
+    assert (misjudge(jax.random.key(0), truth, 5.0).compute_s >= 0).all()
 
 
 @pytest.mark.slow
