@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from fcjax.wireless import latency, outages, radio, worlds
     from fcjax.wireless.access import allocate, fastest_sets, required_share, round_time
+    from fcjax.wireless.decisions import as_decided
     from fcjax.wireless.energy import round_energy
     from fcjax.wireless.lambertw import lambertw
 
@@ -57,6 +58,7 @@ _WHERE = {
     "World": "types",
     "allocate": "wireless.access",
     "archive": "sweeps",
+    "as_decided": "wireless.decisions",
     "batches": "learning",
     "bounds": "theory",
     "check_policy": "policies.contract",
@@ -107,6 +109,7 @@ __all__ = [
     "World",
     "allocate",
     "archive",
+    "as_decided",
     "batches",
     "bounds",
     "check_policy",

@@ -15,9 +15,9 @@ class Purpose(enum.IntEnum):
     """What a key is folded with where it is not split; the numbers are far from those of rounds and devices."""
 
     WORLD = 2**31 - 1  # of a run's key
-    AVAILABILITY = 2**31 - 2  # of a round's key, like the following
-    OUTAGES = 2**31 - 3
-    COMPRESSION = 2**31 - 4
+    OUTAGES = 2**31 - 2  # of a round's key, like the following
+    COMPRESSION = 2**31 - 3
+    AVAILABILITY = 2**31 - 4  # and smaller numbers where worlds are nested
 
 
 def per_device(key: Array, num_devices: int) -> Array:

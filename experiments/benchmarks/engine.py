@@ -26,8 +26,8 @@ import fcjax
 from fcjax import keys
 from fcjax.learning import evaluation, updates
 from fcjax.runtime import hardware
+from fcjax.simulation.rounds import misjudge, round_keys
 from fcjax.simulation.simulate import advance, begin
-from fcjax.wireless import world
 
 NUM_DEVICES = 20
 NUMBERS = (1, 3, 6, 12, 20)
@@ -122,7 +122,7 @@ class Later:
         self.policy = fcjax.policies.fast_converge(0.05)
         self.key = jax.random.key(0)
         first = begin(self.key, self.policy.init(experiment.cell), experiment)
-        go_on = jax.jit(lambda state, e, n: advance(self.key, state, e, self.policy.select, 10**6, n), static_argnums=2)
+        go_on = jax.jit(lambda state, e, n: advance(self.key, state, e, self.policy, 10**6, n), static_argnums=2)
         state, _ = go_on(first, experiment, num_rounds)
         self.state = jax.tree.map(np.asarray, state)
         self.records = jax.tree.map(np.asarray, go_on(state, experiment, ROUNDS)[1])
@@ -131,9 +131,9 @@ class Later:
         seen = fcjax.Observation(self.records.gain, self.records.compute_s)
 
         def observe(carry, index, experiment):
-            draw = world.RoundKeys(*jax.random.split(jax.random.fold_in(self.key, index), len(world.RoundKeys._fields)))
-            truth = world.observe(draw, experiment.cell, experiment.training)
-            return carry, world.misjudge(draw.error, truth, experiment.observation_error)
+            key = jax.random.fold_in(self.key, index)
+            _, truth = experiment.world.observe(key, (), experiment.cell, experiment.training)
+            return carry, misjudge(round_keys(key).error, truth, experiment.observation_error)
 
         def schedule(policy_state, index, shared):
             experiment, state, seen = shared
@@ -148,7 +148,7 @@ class Later:
             return params, evaluation.evaluate(params, experiment.model, experiment.test_x, experiment.test_y)
 
         def everything(state, _, experiment):
-            state, record = advance(self.key, state, experiment, self.policy.select, 10**6, 1)
+            state, record = advance(self.key, state, experiment, self.policy, 10**6, 1)
             return state, record
 
         return {
@@ -191,7 +191,7 @@ class Later:
         """Measures rounds of Alg. 3 with n scheduled devices."""
         policy = fcjax.policies.fixed(n)
         state = dataclasses.replace(self.state, policy=np.asarray(policy.init(self.experiment.cell)))
-        step = lambda state, _, experiment: advance(self.key, state, experiment, policy.select, 10**6, 1)  # noqa: E731
+        step = lambda state, _, experiment: advance(self.key, state, experiment, policy, 10**6, 1)  # noqa: E731
         return on_one_core(step, state, endless(self.experiment))
 
 

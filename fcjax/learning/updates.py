@@ -36,8 +36,8 @@ class Trained(NamedTuple):
     loss: Array  # () F(w_{k-1}) as reported; inf if no report is received
     estimates: Estimates
     optimizer_states: optax.OptState | None  # (M, ...) if devices keep them
-    losses: Array  # (M,) F_i(w_{k-1}) of scheduled devices
-    update_norms: Array  # (M,) |w_i - w_{k-1}| of scheduled devices
+    losses: Array  # (M,) F_i(w_{k-1}), 0 for devices that are not scheduled
+    update_norms: Array  # (M,) |w_i - w_{k-1}|, 0 for devices that are not scheduled
     residuals: Array | None  # (M, P) with error feedback: what devices have not sent yet
 
 
@@ -252,7 +252,8 @@ def train_round(
         residuals = _of_scheduled(scheduled, local.residual, residuals)
     loss = jnp.sum(jnp.where(share > 0, share * local.loss, 0))
     loss = jnp.where(anybody, loss, jnp.inf)
-    return Trained(new_params, loss, estimates, optimizer_states, local.loss, local.moved, residuals)
+    losses, norms = (jnp.where(scheduled, values, 0) for values in (local.loss, local.moved))
+    return Trained(new_params, loss, estimates, optimizer_states, losses, norms, residuals)
 
 
 def _of_scheduled(scheduled: Array, new: Any, old: Any) -> Any:
@@ -286,7 +287,7 @@ def update_norms(
     """
     nothing = Estimates(*(jnp.zeros(asked.shape) for _ in range(3)))
     trained = train_round(keys, params, asked, nothing, data, training, model, **how | {"estimate_on": None})
-    return jnp.where(asked, trained.update_norms, 0)
+    return trained.update_norms
 
 
 def server_step(

@@ -59,4 +59,5 @@ def by_name(name: str, *, phi: ArrayLike = 0.05) -> Policy:
 
 def is_built_in(policy: Policy) -> bool:
     """Returns whether a policy is fcjax's own."""
-    return all(str(getattr(function, "__module__", "")).startswith("fcjax.policies.") for function in policy)
+    functions = policy.init, policy.select
+    return all(str(getattr(function, "__module__", "")).startswith("fcjax.policies.") for function in functions)

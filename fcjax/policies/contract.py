@@ -158,10 +158,10 @@ def _round_times(decision: Decision, share: Array, context: RoundContext) -> Arr
 
 def check_traces(
     policy: Policy, state: Any, cell: Cell, training: Training, *, name: str = "policy", twice: bool = False
-) -> Decision:
+) -> tuple[str, ...]:
     """Checks that JAX can trace a policy, and that its results have the right shapes: `check_policy`, the cheap part.
 
-    With `twice`, also that tracing it again gives the same. Returns the shapes of its decisions.
+    With `twice`, also that tracing it again gives the same. Returns which optional parts of a decision it decides.
     """
     key = jax.random.key(0)
     context = jax.eval_shape(random_context, key, cell, training)
@@ -189,38 +189,38 @@ def check_traces(
         if found.shape != expected or (jnp.issubdtype(found.dtype, jnp.floating) != (kind is float)):
             got = f"{found.dtype} of shape {found.shape}"
             raise ValueError(f"{name}: {field} must be {kind.__name__} of shape {expected}, got {got}")
-    for field in DECIDED:
+    decides = tuple(field for field in DECIDED if getattr(decision, field) is not None)
+    for field in decides:
         found = getattr(decision, field)
-        if found is not None and jnp.shape(found) not in ((), per_device):
-            raise ValueError(f"{name}: {field} must have shape () or {per_device}, got {jnp.shape(found)}")
-        if found is not None and policy.asks_norms and field in WHILE_COMPUTING:
+        if found.shape not in ((), per_device):
+            raise ValueError(f"{name}: {field} must have shape () or {per_device}, got {found.shape}")
+        if policy.asks_norms and field in WHILE_COMPUTING:
             raise ValueError(f"{name} asks for norms, so it decides after devices have computed: {field} must be None")
     before, after = (jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), s) for s in (state, new_state))
     if before != after:
         raise ValueError(f"{name} must keep the structure of its state: it was {before}, but is {after} after a round")
     if not twice:
-        return decision
+        return decides
     again, _ = of_user(f"{name}: select", trace)
     same_constants = all(np.array_equal(a, b) for a, b in zip(jaxpr.consts, again.consts, strict=False))
     if str(jaxpr) != str(again) or not same_constants:
         raise ValueError(f"{name} is not a pure function: two calls with the same arguments differ")
-    return decision
+    return decides
 
 
-def decided_by(policy: Policy, state: Any, cell: Cell, training: Training) -> Decision:
-    """Returns the shapes of a policy's decisions. Policies are traced once."""
+def decided_by(policy: Policy, state: Any, cell: Cell, training: Training) -> tuple[str, ...]:
+    """Returns which optional parts of a decision a policy decides; checks the policy when it is first traced."""
     leaves, structure = jax.tree.flatten((state, cell, training))
-    shapes = tuple(jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    return _decided_by(policy, structure, shapes)
+    kind = policy, structure, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+    if kind not in _decided:
+        if len(_decided) >= _MOST_KINDS:
+            _decided.clear()
+        _decided[kind] = check_traces(policy, state, cell, training)
+    return _decided[kind]
 
 
-@functools.lru_cache(maxsize=256)
-def _decided_by(policy: Policy, structure: Any, shapes: tuple) -> Decision:
-    def decide(key, leaves):
-        state, cell, training = jax.tree.unflatten(structure, leaves)
-        return policy.select(key, state, random_context(key, cell, training))[1]
-
-    return jax.eval_shape(decide, jax.random.key(0), list(shapes))
+_decided: dict[tuple, tuple[str, ...]] = {}
+_MOST_KINDS = 1000  # so that policies made in a loop do not fill the memory
 
 
 def check_world(world: World, cell: Cell, training: Training | None = None, *, num_rounds: int = 256) -> None:

@@ -45,6 +45,8 @@ _SHOWN = {
     "mean_scheduled": ("scheduled", 1, 2),
     "mean_round_s": ("round (s)", 1, 3),
     "rounds": ("rounds", 1, 1),
+    "energy_j": ("energy (J)", 1, 2),
+    "lost": ("lost updates", 1, 1),
 }
 
 
@@ -54,12 +56,13 @@ def table(rows: pd.DataFrame) -> str:
     varies = [name for name in settings if rows[name].nunique(dropna=True) > 1]
     first = {name: rows[name].dropna().iloc[0] for name in settings if name not in varies and rows[name].notna().any()}
     constant = [str(rows["dataset"].iloc[0]), *(f"{settings[name]} {_plain(value)}" for name, value in first.items())]
-    lines = [["policy", *(settings[name] for name in varies), "seeds", *(name for name, _, _ in _SHOWN.values())]]
+    shown = {name: how for name, how in _SHOWN.items() if name != "lost" or rows.lost.any()}
+    lines = [["policy", *(settings[name] for name in varies), "seeds", *(name for name, _, _ in shown.values())]]
     for setting, runs in rows.groupby(["policy", *varies], sort=False, dropna=False):
         diverged = int((runs["stop"] == "diverged").sum())
         line = [_plain(value) for value in setting]
         line.append(f"{len(runs)} ({diverged} diverged)" if diverged else str(len(runs)))
-        for column, (_, scale, digits) in _SHOWN.items():
+        for column, (_, scale, digits) in shown.items():
             mean, half = interval(scale * runs[column].to_numpy(float))
             line.append(f"{mean:.{digits}f}" + ("" if half != half else f" ± {half:.{digits}f}"))
         lines.append(line)

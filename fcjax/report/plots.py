@@ -1,7 +1,8 @@
 """Plots of a sweep: accuracy against simulated time or an axis of the sweep, and statistics of rounds.
 
 Lines are means over seeds, and bands are their 95% intervals. There is one panel per setting of the cell and the data,
-with one line per policy, and per phi if there are several.
+with one line per policy, and per phi if there are several. With a single policy, lines are the values of the first
+further axis of the sweep.
 """
 
 import textwrap
@@ -117,7 +118,7 @@ def against(results: xr.Dataset, axis: str) -> Figure:
             axes.set(title=title, xlabel=axis, xscale="log" if logarithmic else "linear")
             axes.set_xticks(positions, labels=[f"{x:g}" for x in positions])
             axes.minorticks_off()
-            for style, line in _lines(results, runs):
+            for style, line in _lines(results, runs, without=axis):
                 best = line.accuracy.max("round").where(line.rounds > 0, line.start_accuracy).values
                 there = [x for x in positions if (line[axis].values == x).any()]
                 means, halves = zip(*(interval(best[line[axis].values == x]) for x in there), strict=True)
@@ -130,7 +131,9 @@ def against(results: xr.Dataset, axis: str) -> Figure:
 
 def _panels(results: xr.Dataset, without: str | None = None) -> Iterator[tuple[str, xr.Dataset]]:
     """Yields the runs of each setting of cell and data, with a title that says how it differs from the others."""
-    names = [name for name in (*_PANELS, *further_axes(results)) if name != without]
+    names = [
+        name for name in (*_PANELS, *further_axes(results)) if name not in (without, _axis_of_lines(results, without))
+    ]
     settings = list(zip(*(results[name].values.tolist() for name in names), strict=True))
     varies = [len({setting[i] for setting in settings}) > 1 for i in range(len(names))]
     for setting in dict.fromkeys(settings):
@@ -142,8 +145,27 @@ def _panels(results: xr.Dataset, without: str | None = None) -> Iterator[tuple[s
         yield textwrap.fill(", ".join(filter(None, title)), 42), results.isel(run=[s == setting for s in settings])
 
 
-def _lines(results: xr.Dataset, runs: xr.Dataset) -> Iterator[tuple[dict[str, Any], xr.Dataset]]:
-    """Yields the runs of each policy in a panel, with a style that is the same in all panels."""
+def _axis_of_lines(results: xr.Dataset, without: str | None) -> str | None:
+    """Returns the axis whose values are the lines of a panel, or None if policies are."""
+    if len(set(zip(results.policy.values.tolist(), map(str, results.phi.values), strict=True))) > 1:
+        return None
+    numbers = {name: len(set(results[name].values.tolist())) for name in further_axes(results) if name != without}
+    return next((name for name, number in numbers.items() if 1 < number <= len(COLOURS)), None)
+
+
+def _lines(
+    results: xr.Dataset, runs: xr.Dataset, without: str | None = None
+) -> Iterator[tuple[dict[str, Any], xr.Dataset]]:
+    """Yields the runs of each line in a panel, with a style that is the same in all panels."""
+    if axis := _axis_of_lines(results, without):
+        for number, value in enumerate(dict.fromkeys(results[axis].values.tolist())):
+            here = (runs[axis] == value).values
+            shown = f"{value:g}" if isinstance(value, float) else value
+            label = shown if isinstance(value, str) else f"{axis} = {shown}"
+            style = {"color": COLOURS[number], "zorder": 3 - number / 100, "label": label}
+            if here.any():
+                yield style, runs.isel(run=here)
+        return
     names = list(dict.fromkeys(results.policy.values.tolist()))
     phis = list(dict.fromkeys(str(phi) for phi in results.phi.values.tolist() if not np.isnan(phi)))
     several = len(phis) > 1

@@ -14,12 +14,14 @@ T = TypeVar("T")
 
 
 def of_user(what: str, function: Callable[[], T]) -> T:
-    """Calls a user's function; any error becomes a one-line ValueError with its location."""
+    """Calls a user's function, or one of fcjax; a user's error becomes a one-line ValueError with its location."""
     try:
         return function()
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if not any(part in frame.filename for part in ("site-packages", "<", _HERE))]
+        if not own and isinstance(error, ValueError | OSError):
+            raise  # fcjax's own function rejects its arguments
         where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
         try:
             reason = str(error).strip().split("\n")[0]

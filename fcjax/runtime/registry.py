@@ -52,7 +52,7 @@ class Registry(Generic[T]):
           optional: parameters that may be missing because the caller supplies them.
         """
         if not isinstance(name, str):
-            raise ValueError(f"the name of a {self._word} must be a string, got {name!r}")
+            raise ValueError(f"{self._word}: the name must be a string, got {name!r}")
         match = re.fullmatch(r"([^()]+)(\(.*\))?", self._long(name), flags=re.DOTALL)
         base, arguments = (match[1], match[2]) if match else (name, None)
         if base in self._factories:

@@ -3,6 +3,7 @@
 from __future__ import annotations  # short types in help()
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -17,10 +18,10 @@ from fcjax.learning import batches, compressors, updates
 from fcjax.learning.batches import LocalData
 from fcjax.learning.models import Model
 from fcjax.learning.updates import DivergenceOf, DrawBatches, EstimateOn, OptimizerFactory
+from fcjax.policies.contract import check_world
 from fcjax.types import (
     Cell,
     Compressor,
-    Decision,
     Estimates,
     Limits,
     Observation,
@@ -124,6 +125,7 @@ def check(experiment: Experiment) -> Experiment:
             f"the budget of {float(budget_s):g} s is too short for any round: the shortest takes {shortest_s:.3g} s"
         )
     _check_batteries(experiment)
+    _check_world(experiment)
     return experiment
 
 
@@ -138,6 +140,19 @@ def _check_batteries(experiment: Experiment) -> None:
             f"no battery can pay for a round: cell.battery_j is at most {np.max(cell.battery_j):.3g} J, and the "
             f"computation alone takes at least {np.min(cost_j):.3g} J"
         )
+
+
+def _check_world(experiment: Experiment) -> None:
+    """Checks a user's world, once."""
+    world, cell = experiment.world, experiment.cell
+    kind = world, jax.tree.structure(cell), checks.num_devices(cell)
+    built_in = str(getattr(world.observe, "__module__", "")).startswith("fcjax.")
+    if not built_in and not _is_traced(cell) and kind not in _known_worlds:
+        check_world(world, cell, training_of(experiment))
+        _known_worlds.add(kind)
+
+
+_known_worlds: set[tuple] = set()
 
 
 def _is_traced(cell: Cell) -> bool:
@@ -158,9 +173,7 @@ def shortest_round_s(experiment: Experiment) -> float | None:
 
 
 def _limits(experiment: Experiment) -> Limits:
-    limits = experiment.world.limits or worlds.redrawn().limits
-    assert limits is not None
-    return limits(experiment.cell, experiment.training)
+    return (experiment.world.limits or worlds.limits_of_cell)(experiment.cell, experiment.training)
 
 
 @jax.jit
@@ -177,21 +190,17 @@ def _shortest_upload_s(gain: ArrayLike, cell: Cell) -> Array:
 _MOST_ROUNDS = 1_000_000
 
 
-def most_rounds(experiment: Experiment, decided: Decision | None = None) -> int:
+def most_rounds(experiment: Experiment, decides: Sequence[str] = ()) -> int:
     """Returns the largest number of rounds that fit in the budget.
 
     Args:
       experiment: the experiment.
-      decided: a decision of the policy, or its shapes. If it has numbers of steps or batch sizes, rounds may be
-        shorter.
+      decides: what the policy decides. With fewer local steps or smaller batches, rounds are shorter.
     """
     budget_s = checks.positive("training.budget_s", experiment.training.budget_s, (), high=np.inf)
     training = experiment.training
-    if decided is not None and decided.local_steps is not None:
-        training = dataclasses.replace(training, local_steps=1)
-    if decided is not None and decided.batch_size is not None:
-        training = dataclasses.replace(training, batch_size=1)
-    shortest_s = shortest_round_s(dataclasses.replace(experiment, training=training))
+    fewest = {name: 1 for name in ("local_steps", "batch_size") if name in decides}
+    shortest_s = shortest_round_s(dataclasses.replace(experiment, training=dataclasses.replace(training, **fewest)))
     if isinstance(budget_s, jax.core.Tracer) or shortest_s is None:
         raise ValueError("give max_rounds: the number of rounds is unknown if the budget or the cell is traced")
     if not shortest_s > 0:

@@ -82,10 +82,10 @@ class Record:
     rho: Array
     beta: Array
     delta: Array
-    power_w: Array | None
-    cpu_hz: Array | None
-    local_steps: Array | None
-    batch_size: Array | None
+    power_w: Array | None = None
+    cpu_hz: Array | None = None
+    local_steps: Array | None = None
+    batch_size: Array | None = None
 
 
 @pytree
@@ -163,7 +163,9 @@ class _Sent(NamedTuple):
     outages: Any  # the new state of the outage model
 
 
-def simulate_round(key: Array, state: State, experiment: Experiment, policy: Policy) -> tuple[State, Record]:
+def simulate_round(
+    key: Array, state: State, experiment: Experiment, policy: Policy, decides: tuple[str, ...] = ()
+) -> tuple[State, Record]:
     """Simulates one round, steps 4 to 25 of Alg. 3; a round that would end after the budget does not take place."""
     draw = round_keys(key)
     cell, training = experiment.cell, experiment.training
@@ -172,10 +174,10 @@ def simulate_round(key: Array, state: State, experiment: Experiment, policy: Pol
     waited, reports = _ask(draw.batches, truth, state, experiment) if policy.asks_norms else (truth, state.reports)
     seen = misjudge(draw.error, waited, experiment.observation_error)
     context = RoundContext(seen, state.estimates, cell, training, state.elapsed_s, state.round_index, reports)
-    policy_state, decision = _decide(policy, draw.policy, state, context)
+    policy_state, decision = _decide(policy, decides, draw.policy, state, context)
     clock = _time(decision, waited, state, experiment)
     sent = _send(draw.outages, decision, truth, state, experiment, policy)
-    nothing = no_record(decision)
+    nothing = no_record(decision.scheduled.size, decides)
 
     def happens(before):
         after, reported_loss = _learn(draw, before, decision, sent, experiment)
@@ -376,9 +378,8 @@ def _as_float_or_none(value: ArrayLike | None) -> Array | None:
     return None if value is None else as_float(value)
 
 
-def no_record(decision: Decision) -> Record:
-    """Returns the record of a round that did not take place, for decisions of the given structure."""
-    num_devices = jnp.shape(decision.scheduled)[0]
+def no_record(num_devices: int, decides: tuple[str, ...] = ()) -> Record:
+    """Returns the record of a round that did not take place."""
     number, per_device, nobody = jnp.full((), jnp.nan), jnp.full(num_devices, jnp.nan), jnp.zeros(num_devices, bool)
     return Record(
         elapsed_s=number,
@@ -398,11 +399,13 @@ def no_record(decision: Decision) -> Record:
         rho=per_device,
         beta=per_device,
         delta=per_device,
-        **{name: None if getattr(decision, name) is None else per_device for name in DECIDED},
+        **{name: per_device if name in decides else None for name in DECIDED},
     )
 
 
-def _decide(policy: Policy, key: Array, state: State, context: RoundContext) -> tuple[Any, Decision]:
+def _decide(
+    policy: Policy, decides: tuple[str, ...], key: Array, state: State, context: RoundContext
+) -> tuple[Any, Decision]:
     """Returns the policy's new state and decision.
 
     The conditional makes XLA compile the policy separately, so that a run has the same bits alone and in a program with
@@ -414,10 +417,10 @@ def _decide(policy: Policy, key: Array, state: State, context: RoundContext) -> 
         policy_state, decision = policy.select(key, state.policy, context)
         return policy_state, as_decision(decision, cell, policy.asks_norms)
 
-    shapes = jax.eval_shape(decide)[1]
-    nobody = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    zeros = jnp.zeros(checks.num_devices(cell))
+    nothing = as_decision(Decision(zeros > 0, zeros, jnp.zeros(()), **dict.fromkeys(decides, zeros)), cell)
     anybody = jnp.any(context.observation.available)
-    return lax.cond((state.stop == Stop.NOT_YET) & anybody, decide, lambda: (state.policy, nobody))
+    return lax.cond((state.stop == Stop.NOT_YET) & anybody, decide, lambda: (state.policy, nothing))
 
 
 def as_decision(decision: Decision, cell: Cell, asks_norms: bool = False) -> Decision:

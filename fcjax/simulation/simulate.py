@@ -18,11 +18,11 @@ from fcjax import keys
 from fcjax.learning import updates
 from fcjax.learning.evaluation import Score, evaluate
 from fcjax.learning.models import Model, Params
-from fcjax.policies.contract import check_traces, check_world, decided_by
+from fcjax.policies.contract import decided_by
 from fcjax.runtime.plugins import of_user
 from fcjax.simulation.experiment import Experiment, check, most_rounds, training_of
 from fcjax.simulation.rounds import Record, State, Stop, as_float, no_record, no_reports, simulate_round
-from fcjax.types import Decision, Policy, in_brief, pytree
+from fcjax.types import Policy, in_brief, pytree
 
 
 @pytree
@@ -78,28 +78,15 @@ def simulate(key: Array, policy: Policy, experiment: Experiment, *, max_rounds: 
         raise ValueError(f"key must be a random key, such as jax.random.key(0), got {key!r}")
     experiment = check(experiment)
     state = of_user("policy: init", lambda: policy.init(experiment.cell))
-    decided = _check_once(policy, state, experiment)
+    decides = decided_by(policy, state, experiment.cell, training_of(experiment))
     if max_rounds is None:
-        max_rounds = most_rounds(experiment, decided)
+        max_rounds = most_rounds(experiment, decides)
     elif not isinstance(max_rounds, int) or max_rounds < 1:
         raise ValueError(f"max_rounds must be an integer of 1 or more, got {max_rounds}")
     first = begin(key, state, experiment)
-    run = _compiled(policy, max_rounds, jax.default_backend())(key, first, experiment)
+    run = _compiled(policy, decides, max_rounds, jax.default_backend())(key, first, experiment)
     _warn_of_faults(run, policy)
     return run
-
-
-_checked: dict[tuple, Decision] = {}
-
-
-def _check_once(policy: Policy, state: Any, experiment: Experiment) -> Decision:
-    """Checks that policy and world can be traced, the first time that they are simulated; returns decided shapes."""
-    shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves((state, experiment.cell)))
-    kind = policy, experiment.world, jax.tree.structure((state, experiment.cell, experiment.training)), shapes
-    if kind not in _checked:
-        check_world(experiment.world, experiment.cell, training_of(experiment), num_rounds=1)
-        _checked[kind] = check_traces(policy, state, experiment.cell, training_of(experiment))
-    return _checked[kind]
 
 
 def _warn_of_faults(run: Run, policy: Policy) -> None:
@@ -131,19 +118,23 @@ def _jitted(function: Callable, backend: str) -> Callable:
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(policy: Policy, max_rounds: int, backend: str) -> Callable[[Array, State, Experiment], Run]:
-    return _jitted(functools.partial(_simulate, policy=policy, max_rounds=max_rounds), backend)
+def _compiled(
+    policy: Policy, decides: tuple[str, ...], max_rounds: int, backend: str
+) -> Callable[[Array, State, Experiment], Run]:
+    return _jitted(functools.partial(_simulate, policy=policy, decides=decides, max_rounds=max_rounds), backend)
 
 
-def _simulate(key: Array, first: State, experiment: Experiment, *, policy: Policy, max_rounds: int) -> Run:
+def _simulate(
+    key: Array, first: State, experiment: Experiment, *, policy: Policy, decides: tuple[str, ...], max_rounds: int
+) -> Run:
     num_chunks = -(-max_rounds // CHUNK)
     room = num_chunks * CHUNK
-    nothing = _no_record(first, experiment, policy)
+    nothing = no_record(jnp.shape(experiment.cell.power_w)[0], decides)
     empty = jax.tree.map(lambda x: jnp.broadcast_to(x, (room, *x.shape)), nothing)
 
     def chunk(carry):
         index, state, history = carry
-        state, records = advance(key, state, experiment, policy, max_rounds)
+        state, records = advance(key, state, experiment, policy, max_rounds, decides=decides)
         put = functools.partial(lax.dynamic_update_slice_in_dim, start_index=index * CHUNK, axis=0)
         return index + 1, state, jax.tree.map(put, history, records)
 
@@ -228,24 +219,29 @@ def _first_model(model: Model, backend: str) -> Callable[[Array, Array, Array], 
 
 
 def advance(
-    key: Array, state: State, experiment: Experiment, policy: Policy, max_rounds: ArrayLike, num_rounds: int = CHUNK
+    key: Array,
+    state: State,
+    experiment: Experiment,
+    policy: Policy,
+    max_rounds: ArrayLike,
+    num_rounds: int = CHUNK,
+    *,
+    decides: tuple[str, ...] = (),
 ) -> tuple[State, Record]:
-    """Simulates up to `num_rounds` further rounds, at most `max_rounds` in total, and records them, (num_rounds,)."""
+    """Simulates up to `num_rounds` further rounds, at most `max_rounds` in total, and records them, (num_rounds,).
+
+    `decides` names the optional parts of a decision that the policy decides; see `decided_by`.
+    """
     experiment = dataclasses.replace(experiment, training=training_of(experiment))
     rounds_key = jax.random.split(key)[1]
-    nothing = _no_record(state, experiment, policy)
+    nothing = no_record(jnp.shape(experiment.cell.power_w)[0], decides)
 
     def another(state):
         round_key = jax.random.fold_in(rounds_key, state.round_index)
-        return simulate_round(round_key, state, experiment, policy)
+        return simulate_round(round_key, state, experiment, policy, decides)
 
     def step(state, _):
         going = (state.stop == Stop.NOT_YET) & (state.round_index < max_rounds)
         return lax.cond(going, another, lambda state: (state, nothing), state)
 
     return lax.scan(step, state, length=num_rounds)
-
-
-def _no_record(state: State, experiment: Experiment, policy: Policy) -> Record:
-    """Returns the record of a round that did not take place."""
-    return no_record(decided_by(policy, state.policy, experiment.cell, training_of(experiment)))

@@ -24,8 +24,9 @@ import jaxlib
 import numpy as np
 
 from fcjax.learning.evaluation import Score
+from fcjax.policies.contract import decided_by
 from fcjax.runtime import files, settings
-from fcjax.simulation.experiment import Experiment
+from fcjax.simulation.experiment import Experiment, training_of
 from fcjax.simulation.rounds import Record, Stop
 from fcjax.simulation.simulate import Run, Starts, advance, begin_from, starts
 from fcjax.sweeps.jobs import Job
@@ -141,14 +142,19 @@ def _program(policy: Policy, experiment: Experiment, state: Starts) -> bytes | N
     experiment = dataclasses.replace(experiment, data=experiment.data._replace(indices=indices))
     leaves, structure = jax.tree.flatten((experiment, state))
     shapes = tuple(jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    return _digest_of_program(policy, structure, shapes, jax.default_backend(), tuple(settings.current().items()))
+    decides = decided_by(policy, state.policy, experiment.cell, training_of(experiment))
+    given = tuple(settings.current().items())
+    return _digest_of_program(policy, decides, structure, shapes, jax.default_backend(), given)
 
 
 @functools.lru_cache(maxsize=256)
-def _digest_of_program(policy: Policy, structure: Any, shapes: tuple, backend: str, given: tuple) -> bytes | None:
+def _digest_of_program(
+    policy: Policy, decides: tuple[str, ...], structure: Any, shapes: tuple, backend: str, given: tuple
+) -> bytes | None:
     def run(key, leaves):
         experiment, state = jax.tree.unflatten(structure, leaves)
-        return advance(key, begin_from(key, state, experiment), experiment, policy, max_rounds=1)
+        first = begin_from(key, state, experiment)
+        return advance(key, first, experiment, policy, max_rounds=1, decides=decides)
 
     lowered = jax.jit(run).lower(jax.random.key(0), shapes)
     text = lowered.as_text()

@@ -102,7 +102,7 @@ class Program:
                 thread.join()
 
     def _compile(self) -> dict[jax.Device, Compiled]:
-        program = _program(self.group.template(), self.group.policies(), self._num_slots > 1)
+        program = _program(self.group.template(), self.group.policies(), self.group.decides, self._num_slots > 1)
         slot, of_run = self._slot(0)
         one = slot, jax.eval_shape(begin, *of_run)
 
@@ -157,7 +157,7 @@ class Program:
         experiment = job.experiment
         # On the first processor, whichever takes the run: w_0 is tested on the same hardware as later models.
         key = jax.device_put(jax.random.key(job.labels["seed"]), self._processors[0])
-        max_rounds = np.int32(most_rounds(experiment, self.group.decided))
+        max_rounds = np.int32(most_rounds(experiment, self.group.decides))
         slot = _Slot(jax.random.key_data(key), self.group.own(experiment), max_rounds)
         return slot, (key, self._policy_states[index], experiment)
 
@@ -175,13 +175,14 @@ def _with_slot(slot: int, old: Any, new: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _program(template: Template, policies: tuple[Policy, ...], side_by_side: bool) -> Any:
+def _program(template: Template, policies: tuple[Policy, ...], decides: tuple[str, ...], side_by_side: bool) -> Any:
     """Returns a jitted function that advances all slots by some rounds and returns their states and records."""
     policy = any_of(policies)
 
     def one(slot: _Slot, state: State, shared: list) -> tuple[State, Record]:
         experiment = template.experiment(slot.own, shared)
-        state, records = advance(jax.random.wrap_key_data(slot.key), state, experiment, policy, slot.max_rounds)
+        key = jax.random.wrap_key_data(slot.key)
+        state, records = advance(key, state, experiment, policy, slot.max_rounds, decides=decides)
         full = (state.stop == Stop.NOT_YET) & (state.round_index >= slot.max_rounds)
         return dataclasses.replace(state, stop=jnp.where(full, Stop.MAX_ROUNDS, state.stop)), records
 

@@ -26,6 +26,7 @@ from fcjax.runtime.progress import Progress
 from fcjax.runtime.registry import takes
 from fcjax.simulation.experiment import Experiment, check, most_rounds, training_of
 from fcjax.sweeps.jobs import Job
+from fcjax.sweeps.results import check_names
 from fcjax.types import Cell, Estimates, Policy, Training
 
 _MOST_SEEDS = 10**6
@@ -117,6 +118,7 @@ def _further(axes: Mapping[str, Any] | None, preset: Callable) -> dict[str, Any]
     for name in found:
         if name in ("policy", "phi", "seeds", "seed", "dataset"):
             raise ValueError(f"{name} cannot be in axes: pass it as a separate argument")
+        check_names([name])
         if name not in known and not (takes_any and isinstance(name, str) and name.isidentifier()):
             close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
             instead = f"did you mean {' or '.join(close)}?" if close else f"use {', '.join(known)}"
@@ -222,7 +224,7 @@ def _policies(policy: str | Sequence[str] | Mapping[str, Policy], phis: Sequence
     """Returns the entries of a sweep for given names or policies."""
     if isinstance(policy, Mapping):
         for name, one in policy.items():
-            if not isinstance(one, Policy) or not all(map(callable, one)):
+            if not isinstance(one, Policy) or not (callable(one.init) and callable(one.select)):
                 raise ValueError(f"policy {name!r} must be a fcjax.Policy(init, select) of two functions, got {one!r}")
         return [_Entry(str(name), float("nan"), one) for name, one in policy.items()]
     if isinstance(policy, Policy) or any(isinstance(one, Policy) for one in _several("policy", policy)):

@@ -16,7 +16,7 @@ from fcjax.simulation.experiment import Experiment, training_of
 from fcjax.simulation.rounds import Record, State, Stop
 from fcjax.simulation.simulate import Run, starts
 from fcjax.sweeps import leaves
-from fcjax.types import Decision, Policy
+from fcjax.types import Policy
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,8 +49,8 @@ def finish(chunks: Sequence[Record], state: State) -> Run:
 class Group:
     """Runs that share a program: their shapes are equal, except for the padding of local data."""
 
-    def __init__(self, experiment: Experiment, decided: Decision):
-        self.decided = decided  # shapes of the decisions
+    def __init__(self, experiment: Experiment, decides: tuple[str, ...]):
+        self.decides = decides  # optional parts of a decision that all policies decide
         self.jobs: list[Job] = []
         self._policy_states: list[Any] = []  # initial state of each run
         self._structure = jax.tree.structure(experiment)
@@ -136,10 +136,10 @@ def groups(jobs: Sequence[Job]) -> list[Group]:
         indices = experiment.data.indices
         shapes = tuple(np.shape(leaf)[:1] if any_room and leaf is indices else np.shape(leaf) for leaf in row)
         state = job.policy.init(experiment.cell)
-        decided = decided_by(job.policy, state, experiment.cell, training_of(experiment))
-        kind = structure, shapes, jax.tree.structure(decided), job.policy.asks_norms, _shapes_of_starts(experiment)
+        decides = decided_by(job.policy, state, experiment.cell, training_of(experiment))
+        kind = structure, shapes, decides, job.policy.asks_norms, _shapes_of_starts(experiment)
         if kind not in found:
-            found[kind] = Group(experiment, decided)
+            found[kind] = Group(experiment, decides)
         found[kind].add(job, experiment, state)
     return list(found.values())
 

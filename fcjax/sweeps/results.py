@@ -32,6 +32,7 @@ from fcjax.runtime.files import write_whole
 from fcjax.simulation.experiment import Experiment
 from fcjax.simulation.rounds import Record, Stop
 from fcjax.simulation.simulate import Run
+from fcjax.wireless.decisions import DECIDED
 
 SETTINGS = ("dataset", "policy", "distribution", "radius_m", "phi", "seed", "devices", "budget_s")
 SUMMARY = (
@@ -73,10 +74,10 @@ _ABOUT = {  # unit and meaning
     "rho": ("1", "estimated Lipschitz constant of the device's loss"),
     "beta": ("1", "estimated smoothness of the device's loss"),
     "delta": ("1", "estimated divergence of the device's gradient"),
-    "power_w": ("W", "transmit power, if the policy decides it"),
-    "cpu_hz": ("Hz", "CPU frequency, if the policy decides it"),
-    "local_steps": ("1", "local steps, if the policy decides them"),
-    "batch_size": ("1", "batch size, if the policy decides it"),
+    "decided_power_w": ("W", "transmit power, if the policy decides it"),
+    "decided_cpu_hz": ("Hz", "CPU frequency, if the policy decides it"),
+    "decided_local_steps": ("1", "local steps, if the policy decides them"),
+    "decided_batch_size": ("1", "batch size, if the policy decides it"),
     "rounds": ("1", "rounds within the budget"),
     "start_accuracy": ("1", "accuracy before the first round"),
     "start_loss": ("1", "loss before the first round"),
@@ -131,7 +132,9 @@ def to_dataset(
         for row, history in zip(filled, histories, strict=True):
             if history is not None:
                 row[tuple(slice(size) for size in history.shape)] = history
-        variables[name] = (("run", "round", "device")[: filled.ndim], filled)
+        # The names of what a policy decides are also names of axes.
+        shown = f"decided_{name}" if name in DECIDED else name
+        variables[shown] = (("run", "round", "device")[: filled.ndim], filled)
     variables["rounds"] = ("run", np.array([run.history.round_s.size for run in runs], np.int32))
     variables["start_accuracy"] = ("run", np.array([run.start.accuracy for run in runs], np.float32))
     variables["start_loss"] = ("run", np.array([run.start.loss for run in runs], np.float32))
@@ -158,9 +161,7 @@ def from_run(run: Run, experiment: Experiment, **labels: Any) -> xr.Dataset:
       labels: the run's settings, such as policy="mine" or seed=3, as a value for all runs or one per run. Names that
         are not in `SETTINGS` become further axes.
     """
-    taken = {"run", "round", "device", "devices", *_ABOUT, *(field.name for field in dataclasses.fields(Record))}
-    if clash := taken.intersection(labels) - {"radius_m", "budget_s", "phi"}:
-        raise ValueError(f"{min(clash)} cannot be a label: the results have a variable of this name")
+    check_names(labels)
     num_dims = np.ndim(run.stop)
     leaves = jax.tree.map(np.asarray, dataclasses.replace(run, params=None, tilde_params=None))
     stacked = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[num_dims:]), leaves)
@@ -181,6 +182,13 @@ def from_run(run: Run, experiment: Experiment, **labels: Any) -> xr.Dataset:
         columns[name] = np.broadcast_to(values.ravel() if values.ndim else values, num_runs)
     labelled = [({name: values[number] for name, values in columns.items()}, row) for number, row in enumerate(rows)]
     return to_dataset(labelled)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raises ValueError for labels of runs that are also variables of the results."""
+    taken = {"run", "round", "device", "devices", *_ABOUT} - {"radius_m", "budget_s", "phi"}
+    if clash := taken.intersection(names):
+        raise ValueError(f"{min(clash)} cannot be a label: the results have a variable of this name")
 
 
 def concat(parts: Sequence[xr.Dataset]) -> xr.Dataset:

@@ -62,9 +62,14 @@ def fade(key: Array, cell: Cell) -> Array:
     The amplitude is sqrt(1 - s) + sqrt(s) CN(0, 1), where s is the cell's `scatter`: constant for s = 0, Rayleigh for
     s = 1, and Rician with factor K = (1 - s)/s in between.
     """
-    scatter, shadowing_db = checks.of_cell("scatter", cell), checks.of_cell("shadowing_db", cell)
     device_keys = keys.per_device(key, checks.num_devices(cell))
-    in_phase, quadrature, shadow = jax.vmap(lambda k: jax.random.normal(k, (3,)))(device_keys).T
+    return faded(jax.vmap(lambda k: jax.random.normal(k, (3,)))(device_keys).T, cell)
+
+
+def faded(normals: Array, cell: Cell) -> Array:
+    """Returns the factors of `fade` for standard normal variables, (3, M): in phase, quadrature and shadow."""
+    in_phase, quadrature, shadow = normals
+    scatter, shadowing_db = checks.of_cell("scatter", cell), checks.of_cell("shadowing_db", cell)
     scattered = scatter * (in_phase**2 + quadrature**2) / 2
     # The square root has infinite slope at both ends. There the gradient of the cross term is dropped; its mean is 0.
     mixed = jnp.asarray(scatter * (1 - scatter))

@@ -148,7 +148,7 @@ def made_up(labels, accuracy, scheduled=3, rounds=1):
     """A run with an invented history."""
     per_device = np.full((rounds, 20), 0.5)
     number = np.linspace(1, 0, rounds) + 1
-    history = dict.fromkeys(("share", "gain", "compute_s"), per_device)
+    history = dict.fromkeys(("share", "gain", "compute_s", "energy_j"), per_device)
     history |= dict.fromkeys(("rho", "beta", "delta"), per_device * number[:, None])
     history |= dict.fromkeys(("loss", "tilde_loss", "reported_loss", "round_s"), np.ones(rounds))
     history |= {
@@ -156,6 +156,7 @@ def made_up(labels, accuracy, scheduled=3, rounds=1):
         "tilde_accuracy": np.full(rounds, accuracy),
     }
     history |= {"elapsed_s": np.arange(1.0, rounds + 1), "scheduled": np.tile(np.arange(20) < scheduled, (rounds, 1))}
+    history |= {"received": history["scheduled"], "available": history["scheduled"] | True}
     return labels, fcjax.Run(Record(**history), rounds, Score(0.1, 2.3), None, None, Stop.BUDGET)
 
 

@@ -232,7 +232,7 @@ def test_parameters_do_not_recompile():
         (lambda cell: policies.by_name("rd(m=5)"), "policy 'rd(m=5)' has no parameter 'm': it has n"),
         (lambda cell: policies.by_name("fixed-x"), "unknown policy 'fixed-x'"),
         (lambda cell: policies.by_name("fixed-05"), "unknown policy 'fixed-05'"),
-        (lambda cell: policies.by_name(None), "the name of a policy must be a string, got None"),
+        (lambda cell: policies.by_name(None), "policy: the name must be a string, got None"),
         (lambda cell: policies.fast_converge(1e-300), "phi must be between 1e-30 and 1e+30, got 1e-300"),
         (lambda cell: policies.by_name("no_such_file:policy"), "'no_such_file' raised ModuleNotFoundError"),
         (lambda cell: policies.by_name("math:sqrt"), "policy 'math:sqrt' needs x: use 'math:sqrt"),

@@ -59,9 +59,15 @@ def simulate_in_python(key, policy, experiment):
                 "elapsed_s": elapsed_s,
                 "round_s": max(finish_s),
                 "scheduled": decision.scheduled,
+                "received": decision.scheduled,
                 "share": decision.share,
+                "available": np.ones(len(decision.scheduled), bool),
                 "gain": truth.gain,
                 "compute_s": truth.compute_s,
+                "energy_j": [
+                    (1e-28 * 5e-3 * 1e9 * 48 * 1e18 + 0.01 * cell.upload_bits / float(bits_s[i])) if on else 0.0
+                    for i, on in enumerate(decision.scheduled)
+                ],
                 "accuracy": score(params)[0],
                 "loss": score(params)[1],
                 "tilde_accuracy": score(tilde)[0],
@@ -85,13 +91,16 @@ def test_run_matches_a_loop_over_rounds(policy, changes):
     expected = simulate_in_python(jax.random.key(3), policy, experiment)
     assert run.num_rounds == len(expected) > 5
     assert run.stop == Stop.BUDGET
-    for field in dataclasses.fields(run.history):
-        values = np.asarray(getattr(run.history, field.name))
+    for name in expected[0]:
+        values = np.asarray(getattr(run.history, name))
         np.testing.assert_allclose(
-            values[: len(expected)], [e[field.name] for e in expected], rtol=2e-4, atol=1e-5, err_msg=field.name
+            values[: len(expected)], [e[name] for e in expected], rtol=2e-4, atol=1e-5, err_msg=name
         )
         beyond = values[len(expected) :]
         assert not beyond.any() if beyond.dtype == bool else np.isnan(beyond).all()
+    others = {field.name for field in dataclasses.fields(run.history)} - set(expected[0])
+    assert others == {"power_w", "cpu_hz", "local_steps", "batch_size"}
+    assert all(getattr(run.history, name) is None for name in others), "the policy does not decide these"
     assert run.best_accuracy == run.history.accuracy[: len(expected)].max()
 
 

@@ -22,11 +22,12 @@ def finished(rng, num_rounds, num_devices, **labels):
         **{
             field.name: rng.uniform(0.1, 0.9, (num_rounds, num_devices) if field.name in PER_DEVICE else num_rounds)
             for field in dataclasses.fields(Record)
+            if field.default is dataclasses.MISSING
         }
     )
-    history = dataclasses.replace(
-        history, scheduled=history.scheduled > 0.5, elapsed_s=np.cumsum(history.round_s), accuracy=history.accuracy
-    )
+    scheduled = history.scheduled > 0.5
+    flags = {"scheduled": scheduled, "received": scheduled & (history.received > 0.2), "available": scheduled | True}
+    history = dataclasses.replace(history, elapsed_s=np.cumsum(history.round_s), **flags)
     labels = {
         "dataset": "clouds",
         "policy": "fc",
@@ -40,7 +41,7 @@ def finished(rng, num_rounds, num_devices, **labels):
     return labels, fcjax.Run(history, num_rounds, Score(0.1, 2.3), None, None, Stop.BUDGET)
 
 
-PER_DEVICE = ("scheduled", "share", "gain", "compute_s", "rho", "beta", "delta")
+PER_DEVICE = ("scheduled", "received", "share", "available", "gain", "compute_s", "energy_j", "rho", "beta", "delta")
 
 
 def test_runs_with_different_rounds_and_devices():
@@ -151,6 +152,14 @@ def test_further_axes_are_never_pooled():
     np.testing.assert_allclose(np.asarray(axes.lines[0].get_ydata(), float), means, rtol=1e-6)
     with pytest.raises(ValueError, match="axis must have numbers as values, but kind has 'a'"):
         plots.against(dataset, "kind")
+    # With a single policy, the values of the axis are lines of one panel.
+    alone = dataset.isel(run=(dataset.policy == "fc").values)
+    (axes,) = plots.accuracy(alone).axes
+    assert [line.get_label() for line in axes.lines] == [
+        f"cell.bandwidth_hz = {x}" for x in ("5e+06", "1e+07", "4e+07")
+    ]
+    (axes,) = plots.against(alone, "cell.bandwidth_hz").axes
+    np.testing.assert_allclose(np.asarray(axes.lines[0].get_ydata(), float), means, rtol=1e-6)
     plt.close("all")
 
 
