@@ -192,7 +192,8 @@ def _draw(axes: Axes, x: np.ndarray, values: np.ndarray, style: dict[str, Any]) 
 
 def _legend(figure: Figure, grid: np.ndarray) -> None:
     handles = {label: h for axes in grid.ravel() for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    columns = max(1, int(figure.get_figwidth() / 1.3))
+    inches = 0.75 + 0.075 * max(map(len, handles))  # of the longest entry
+    columns = max(1, int(figure.get_figwidth() / inches))
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(columns, len(handles)))
 
 
