@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import fcjax
-from fcjax import bounds, data, latency, models, policies, presets, radio
+from fcjax import bounds, compressors, data, latency, models, outages, policies, presets, radio, worlds
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quick_compilation")]
 PACKAGE = Path(fcjax.__file__).parent
@@ -73,15 +73,38 @@ def cells(size):
         sample_rate_hz=number(10, 1e6),
         access=mostly(st.sampled_from(["fdma", "ofdma", "tdma"]), st.text(), st.sampled_from(["FDMA", None, 1])),
         num_blocks=mostly(st.sampled_from([3, 50]), st.sampled_from([0, -1, 2.5, None, "3", 10**9])),
+        cpu_hz=number(1e8, 1e10) | array(1e8, 1e10, size),
+        capacitance=number(1e-30, 1e-26),
+        battery_j=st.just(np.inf) | number(1e-3, 1e3),
+        download_bits=st.none() | number(1e3, 1e8),
+        broadcast_w=number(1, 100),
     )
 
 
 def observations(size):
-    return st.builds(fcjax.Observation, gain=array(1e-16, 1e-6, size), compute_s=array(1e-3, 1e2, size))
+    available = st.just(True) | sets(size).filter(lambda mask: np.any(mask))
+    return st.builds(fcjax.Observation, array(1e-16, 1e-6, size), array(1e-3, 1e2, size), available)
 
 
 def sets(size):
     return mostly(hnp.arrays(bool, size), array(0, 1, size))
+
+
+trainings = st.builds(fcjax.Training, local_steps=st.integers(1, 9), batch_size=st.integers(1, 200))
+
+
+def decisions(size):
+    """Decisions of policies, which may be bad in any part."""
+    return st.builds(
+        fcjax.Decision,
+        sets(size),
+        array(1e-6, 1, size).filter(lambda share: np.shape(share) == (size,)).map(jnp.asarray),
+        st.just(1.0),
+        power_w=st.none() | number(1e-4, 10) | array(1e-4, 10, size),
+        cpu_hz=st.none() | number(1e8, 1e10),
+        local_steps=st.none() | whole(1, 9),
+        batch_size=st.none() | whole(1, 200),
+    )
 
 
 def contexts(size):
@@ -169,6 +192,14 @@ ARRAYS = {  # number of devices -> a function of arrays and its arguments
     "required_share": lambda m: (fcjax.required_share, number(1e-3, 1e3), observations(m), cells(m)),
     "fastest_sets": lambda m: (fcjax.fastest_sets, observations(m), cells(m)),
     "round_time": lambda m: (fcjax.round_time, sets(m), array(1e-6, 1, m), observations(m), cells(m)),
+    "round_energy": lambda m: (fcjax.round_energy, decisions(m), observations(m), cells(m), trainings),
+    "loss_probability": lambda m: (
+        outages.loss_probability,
+        number(1e-3, 10),
+        decisions(m),
+        observations(m),
+        cells(m),
+    ),
     "required_efficiency": lambda m: (radio.required_efficiency, array(1e-9, 1, m)),
     "rate": lambda m: (radio.rate, array(1e-6, 1, m), observations(m), cells(m)),
     "path_gain": lambda m: (radio.path_gain, array(1, 1e4, m), cells(m)),
@@ -258,6 +289,66 @@ def test_policies(name, phi, context, key):
     if decision is not None:
         assert np.any(decision.scheduled)
         assert np.sum(decision.share) <= 1 + 1e-5
+
+
+memories = {"memory": number(0.01, 1)}
+WORLDS = st.one_of(
+    st.tuples(st.just(worlds.redrawn), st.just({})),
+    st.tuples(st.just(worlds.static), st.fixed_dictionaries({"fading_memory": number(0.01, 1)})),
+    st.tuples(
+        st.just(worlds.mobile),
+        st.fixed_dictionaries(
+            {
+                "speed_m_s": number(0.1, 100),
+                "interval_s": number(0.1, 10),
+                "decorrelation_m": number(1, 100),
+                **memories,
+            }
+        ),
+    ),
+    st.tuples(st.just(worlds.intermittent), st.fixed_dictionaries({"probability": number(0.01, 1), **memories})),
+    st.tuples(
+        st.just(worlds.trace),
+        st.fixed_dictionaries(
+            {
+                "gain": array(1e-16, 1e-6, (2, 5)),
+                "compute_s": array(1e-3, 1e2, (2, 5)),
+                "available": st.none() | hnp.arrays(bool, (2, 5)) | array(0, 1, (2, 5)),
+            }
+        ),
+    ),
+)
+
+
+@given(WORLDS, cells(5), keys)
+def test_worlds(made, cell, key):
+    def observe(made, cell, key):
+        world = made[0](**made[1])
+        state, first = world.observe(key, world.init(key, cell), cell, fcjax.Training())
+        return first, world.observe(key, state, cell, fcjax.Training())[1], world.limits(cell, fcjax.Training())[:2]
+
+    attempt(observe, made, cell, key)
+
+
+@given(content=st.text() | st.just("round,device,compute_s,upload_s\n0,0,1,0.1"), kind=st.sampled_from(["csv", "nc"]))
+def test_trace_files(content, kind, tmp_path_factory):
+    path = tmp_path_factory.mktemp("traces") / f"trace.{kind}"
+    path.write_bytes(content.encode(errors="replace"))
+    attempt(lambda path: worlds.from_file(path).limits, str(path))
+
+
+@given(
+    st.tuples(st.just(compressors.quantise), st.fixed_dictionaries({"bits": whole(2, 16)}))
+    | st.tuples(st.just(compressors.top_k), st.fixed_dictionaries({"fraction": number(1e-3, 1)})),
+    hnp.arrays(np.float32, 7, elements=st.floats(-(2.0**99), 2.0**99, width=32)),
+    keys,
+)
+def test_compressors(made, update, key):
+    def decode(made, update, key):
+        compressor = made[0](**made[1])
+        return compressor.apply(key, compressor.parameters, update), compressor.bits(7)
+
+    attempt(decode, made, update, key)
 
 
 @given(
@@ -356,11 +447,24 @@ def test_damaged_result_files(changes, end, small_sweep, tmp_path_factory):
             "workers": mostly(st.just(1), st.integers(-1, 1), st.sampled_from(JUNK)),
         }
     ),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "world": mostly(
+                st.sampled_from(["static", "mobile(speed_m_s=9)", "intermittent(probability=0.5)"]), st.text()
+            ),
+            "outages": mostly(st.just("erasures(probability=0.5)"), st.text(), st.sampled_from(JUNK)),
+            "compressor": mostly(st.just("quantise(bits=3)"), st.text(), st.sampled_from(JUNK)),
+            "battery_j": number(0.05, 10),
+            "proximal": number(0.1, 1),
+            "data_seed": whole(0, 9),
+        },
+    ),
 )
-def test_sweeps(policy, settings):
-    def rows(policy, settings):
-        preset = functools.partial(presets.shi2020, hidden=(), momentum=0.5)
+def test_sweeps(policy, settings, others):
+    def rows(policy, settings, others):
+        preset = functools.partial(presets.shi2020, hidden=(), momentum=0.5, **others)
         found = fcjax.results.summary(fcjax.sweep(policy, dataset=CLOUDS, preset=preset, **settings))
         return {name: found[name].to_numpy(float) for name in ("best_accuracy", "tilde_accuracy", "elapsed_s")}
 
-    attempt(rows, policy, settings)
+    attempt(rows, policy, settings, others)
