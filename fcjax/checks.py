@@ -138,7 +138,7 @@ def uplink(observation: Observation, cell: Cell, *, needs_upload: bool = True) -
     Devices that are not available get no gain, so that they never finish.
     """
     per_device = (num_devices(cell),)
-    _access(cell)
+    access(cell)
     # All fields are converted, because compiled programs take the whole cell.
     fields: dict[str, Any] = {
         field.name: real(f"cell.{field.name}", getattr(cell, field.name), (), per_device) for field in _numbers(cell)
@@ -166,7 +166,7 @@ def _available(value: Any, per_device: Shape) -> Array:
 
 def whole_cell(cell: Cell) -> Cell:
     """Checks all fields of a cell."""
-    _access(cell)
+    access(cell)
     fields: dict[str, Any] = {field.name: of_cell(field.name, cell) for field in _numbers(cell)}
     return dataclasses.replace(cell, **fields)
 

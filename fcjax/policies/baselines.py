@@ -46,6 +46,7 @@ def everybody() -> Policy:
     """
 
     def init(cell: Cell) -> tuple:
+        checks.access(cell)
         if cell.access == "ofdma" and checks.num_devices(cell) > cell.num_blocks:
             raise ValueError(
                 f"everybody needs a block for each device: cell.num_blocks must be {checks.num_devices(cell)} or more, "

@@ -24,6 +24,7 @@ def with_parameter(name: str, value: ArrayLike, select: Callable) -> Policy:
 
 def with_number(n: ArrayLike, select: Callable) -> Policy:
     def init(cell: Cell) -> Array:
+        checks.access(cell)
         most, of_what = checks.num_devices(cell), "devices"
         if cell.access == "ofdma" and cell.num_blocks < most:
             most, of_what = cell.num_blocks, "blocks"

@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import re
 
@@ -224,6 +225,10 @@ def test_parameters_do_not_recompile():
         ),
         (lambda cell: policies.random(0).init(cell), "n must be a whole number from 1 to 6"),
         (lambda cell: policies.proportional_fair(2.5).init(cell), "n must be a whole number from 1 to 6"),
+        (
+            lambda cell: policies.random(1).init(dataclasses.replace(cell, access="ofdma", num_blocks=None)),
+            "cell.num_blocks must be a whole number from 1 to 100000, got None",
+        ),
         (lambda cell: policies.by_name("best"), "unknown policy 'best': use fc, exact, fixed"),
         (lambda cell: policies.by_name("fixd(n=3)"), "unknown policy 'fixd(n=3)', did you mean fixed? use fc"),
         (lambda cell: policies.by_name("fixed"), "policy 'fixed' needs n: use 'fixed(n=...)'"),
