@@ -174,7 +174,8 @@ def whole_cell(cell: Cell) -> Cell:
 ACCESS = ("fdma", "ofdma", "tdma")
 
 
-def _access(cell: Cell) -> None:
+def access(cell: Cell) -> None:
+    """Checks the access scheme of a cell."""
     if cell.access not in ACCESS:
         raise ValueError(f"cell.access must be {', '.join(ACCESS[:-1])} or {ACCESS[-1]}, got {cell.access!r}")
     whole("cell.num_blocks", cell.num_blocks, 1, 100_000)
