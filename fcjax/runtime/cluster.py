@@ -127,6 +127,8 @@ def local_client(number: int) -> Iterator["Client"]:
     scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", "port": 0, **quiet}}
     # It logs a traceback when a connection closes during shutdown, after silence_logs has ended.
     logging.getLogger("distributed.batched").setLevel(logging.ERROR)
+    # Preparing a data set sets up the root logger, which would print what silence_logs silences.
+    logging.getLogger("distributed").propagate = False
     before = {name: os.environ.get(name) for name in _ENVIRONMENT}
     os.environ.update(_ENVIRONMENT)
     try:

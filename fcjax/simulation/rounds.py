@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
@@ -334,8 +335,9 @@ def _learn(
 
 def no_reports(num_devices: int) -> Reports:
     """Returns the reports before the first round."""
-    zeros, never = jnp.zeros(num_devices), jnp.full(num_devices, -1)
-    return Reports(zeros, zeros, never, jnp.zeros(num_devices, int), zeros)
+    # NumPy arrays need no compilation.
+    zeros, never = np.zeros(num_devices, jnp.result_type(float)), np.full(num_devices, -1, jnp.result_type(int))
+    return Reports(zeros, zeros, never, np.zeros_like(never), zeros)
 
 
 def _report(state: State, decision: Decision, sent: _Sent, trained: updates.Trained) -> Reports:
