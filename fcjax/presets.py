@@ -75,7 +75,8 @@ def shi2020(
       batch_size: d.
       make_optimizer: replaces local SGD: an optax optimizer, or a function that makes one from `Training`.
       proximal: mu of FedProx; see `fcjax.Training`.
-      server_optimizer: an optax optimizer of the server, such as optax.sgd(1.0, momentum=0.9) for FedAvgM.
+      server_optimizer: an optax optimizer of the server, such as optax.sgd(1.0, momentum=0.9) for FedAvgM. Make it once
+        for all runs of a sweep, because each one has its own program.
       world: a name that `fcjax.worlds.by_name` accepts, such as "mobile(speed_m_s=3)", or a `fcjax.World`.
       outages: a name that `fcjax.outages.by_name` accepts, such as "erasures(probability=0.1)", or a `fcjax.Outages`.
       compressor: a name that `fcjax.compressors.by_name` accepts, such as "quantise(bits=4)", or a `fcjax.Compressor`.
@@ -175,7 +176,7 @@ def centralized(experiment: Experiment, speed: int = 20) -> Experiment:
     pooled = np.concatenate([row[:size] for row, size in zip(data_.indices, data_.sizes, strict=True)])
     pooled = np.random.default_rng(0).permutation(pooled)
     first = lambda x: np.ravel(np.asarray(x, np.float32))[0]  # noqa: E731
-    per_device = {name: first(getattr(cell, name)) for name in ("cpu_hz", "capacitance", "battery_j")}
+    per_device = {name: first(getattr(cell, name)) for name in ("cpu_hz", "capacitance")}
     return dataclasses.replace(
         experiment,
         cell=dataclasses.replace(
@@ -185,12 +186,14 @@ def centralized(experiment: Experiment, speed: int = 20) -> Experiment:
             access="fdma",
             sample_floor_s=first(cell.sample_floor_s) / speed,
             sample_rate_hz=first(cell.sample_rate_hz) * speed,
+            battery_j=np.float32(np.inf),
             download_bits=None,
             **per_device,
         ),
-        training=dataclasses.replace(training, local_steps=speed * training.local_steps),
+        training=dataclasses.replace(training, local_steps=speed * training.local_steps, proximal=None),
         data=data_._replace(indices=pooled[None], sizes=np.array([pooled.size], np.int32)),
         estimates=Estimates(*(jnp.asarray(x)[:1] for x in dataclasses.astuple(experiment.estimates))),
+        server_optimizer=None,
         world=worlds.redrawn(),
         outages=known_outages.none(),
         compressor=compressors.none(),

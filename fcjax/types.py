@@ -315,6 +315,7 @@ class Limits(NamedTuple):
     gain: ArrayLike  # () or (M,) the largest gain; inf if there is no limit
     compute_s: ArrayLike  # () or (M,) s, the shortest computation time
     num_rounds: int | None = None  # how many rounds the world has; None for any number
+    always_available: bool = False  # whether no device is ever unavailable
 
 
 @_one_program_per("observe")

@@ -52,7 +52,7 @@ def test_sweep_from_the_command_line(script, tmp_path, capsys):
     )
     printed = capsys.readouterr()
     assert "best accuracy (%)" in printed.out
-    assert printed.out.count("±") == 3 * 6 + 1, "one ± explains the notation"
+    assert printed.out.count("±") == 3 * 7 + 1, "one ± explains the notation"
     mean = 100 * np.mean([float(row["best_accuracy"]) for row in rows[:2]])
     assert f"{mean:.2f} ±" in printed.out
     assert "nan" not in printed.out
@@ -190,9 +190,17 @@ def test_files_named_like_libraries_are_not_imported(script, tmp_path):
 
 def test_table_counts_diverged_runs(script):
     columns = ["dataset", "policy", "distribution", "radius_m", "phi", "devices", "budget_s", "stop", "rounds"]
-    columns += ["best_accuracy", "tilde_accuracy", "final_accuracy", "mean_scheduled", "mean_round_s"]
+    columns += [
+        "best_accuracy",
+        "tilde_accuracy",
+        "final_accuracy",
+        "mean_scheduled",
+        "mean_round_s",
+        "energy_j",
+        "lost",
+    ]
     rows = pd.DataFrame(
-        [["d", "pf", "l1", 600.0, 0.1, 20, 60.0, stop, 5, *[0.5] * 5] for stop in ("budget", "diverged")]
+        [["d", "pf", "l1", 600.0, 0.1, 20, 60.0, stop, 5, *[0.5] * 6, 0] for stop in ("budget", "diverged")]
     )
     assert "2 (1 diverged)" in output.table(rows.set_axis(columns, axis=1))
 

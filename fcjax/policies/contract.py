@@ -13,7 +13,19 @@ from jax import Array, lax
 
 from fcjax import checks
 from fcjax.runtime.plugins import of_user
-from fcjax.types import Cell, Decision, Estimates, Observation, Policy, Reports, RoundContext, Training, World
+from fcjax.types import (
+    Cell,
+    Compressor,
+    Decision,
+    Estimates,
+    Observation,
+    Outages,
+    Policy,
+    Reports,
+    RoundContext,
+    Training,
+    World,
+)
 from fcjax.wireless import ofdma, worlds
 from fcjax.wireless.access import round_time
 from fcjax.wireless.decisions import DECIDED, WHILE_COMPUTING, as_decided, decided_limits
@@ -121,7 +133,7 @@ def _random_contexts(observe: Any, keys: Array, world_state: Any, cell: Cell, tr
     def one(state, drawn):
         index, key = drawn
         draw_key, estimate_key, time_key = jax.random.split(key, 3)
-        state, observation = observe(draw_key, state, cell, training)
+        state, observation = worlds.observe(observe, draw_key, state, cell, training)
         context = _context(estimate_key, time_key, observation, cell, training)
         # Devices drop out at random where batteries may run out, but not all of them.
         present = jnp.asarray(context.observation.available)
@@ -196,9 +208,7 @@ def check_traces(
             raise ValueError(f"{name}: {field} must have shape () or {per_device}, got {found.shape}")
         if policy.asks_norms and field in WHILE_COMPUTING:
             raise ValueError(f"{name} asks for norms, so it decides after devices have computed: {field} must be None")
-    before, after = (jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), s) for s in (state, new_state))
-    if before != after:
-        raise ValueError(f"{name} must keep the structure of its state: it was {before}, but is {after} after a round")
+    _check_state(name, state, new_state)
     if not twice:
         return decides
     again, _ = of_user(f"{name}: select", trace)
@@ -241,9 +251,7 @@ def check_world(world: World, cell: Cell, training: Training | None = None, *, n
         found: Any = getattr(observation, field)
         if found.shape != per_device or not jnp.issubdtype(found.dtype, jnp.floating):
             raise ValueError(f"world: {field} must be float of shape {per_device}, got {found.dtype} {found.shape}")
-    before, after = (jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), s) for s in (state, new_state))
-    if before != after:
-        raise ValueError(f"world: observe must keep the structure of its state: it was {before}, but is {after}")
+    _check_state("world: observe", state, new_state)
     if num_rounds < 2:
         return
     keys = jax.random.split(key, num_rounds)
@@ -259,9 +267,41 @@ def check_world(world: World, cell: Cell, training: Training | None = None, *, n
             )
 
 
+def check_outages(outages: Outages, cell: Cell) -> None:
+    """Raises ValueError if a model of outages violates the contract: the shapes of its results."""
+    key, num_devices = jax.random.key(0), checks.num_devices(cell)
+    state = of_user("outages: init", lambda: jax.tree.map(jnp.asarray, outages.init(cell)))
+    everyone = jnp.ones(num_devices, bool)
+    decision = Decision(everyone, jnp.full(num_devices, 1 / num_devices), jnp.ones(()))
+    observation = Observation(jnp.ones(num_devices), jnp.ones(num_devices))
+    shape = of_user("outages: lose", lambda: jax.eval_shape(outages.lose, key, state, decision, observation, cell))
+    lost: Any = shape[1] if isinstance(shape, tuple) and len(shape) == 2 else None
+    if getattr(lost, "shape", None) != (num_devices,) or lost.dtype != bool:
+        raise ValueError(f"outages: lose must return (state, booleans of shape ({num_devices},)), got {shape}")
+    _check_state("outages: lose", state, shape[0])
+
+
+def check_compressor(compressor: Compressor) -> None:
+    """Raises ValueError if a compressor violates the contract: the shapes of its results, and a number of bits."""
+    update = jax.ShapeDtypeStruct((7,), jnp.float32)
+    decoded = of_user(
+        "compressor: apply",
+        lambda: jax.eval_shape(compressor.apply, jax.random.key(0), compressor.parameters, update),
+    )
+    if getattr(decoded, "shape", None) != (7,) or not jnp.issubdtype(decoded.dtype, jnp.floating):
+        raise ValueError(f"compressor: apply must return floats of the shape of the update, (7,), got {decoded}")
+    checks.scalar("compressor: bits", of_user("compressor: bits", lambda: compressor.bits(7)), checks.not_negative)
+
+
+def _check_state(what: str, before: Any, after: Any) -> None:
+    old, new = (jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), state) for state in (before, after))
+    if old != new:
+        raise ValueError(f"{what} must keep the structure of its state: it was {old}, but is {new} after a round")
+
+
 @functools.partial(jax.jit, static_argnums=0, compiler_options=_QUICKLY)
 def _observe_all(observe: Any, keys: Array, state: Any, cell: Cell, training: Training) -> Observation:
-    return lax.scan(lambda state, key: observe(key, state, cell, training), state, keys)[1]
+    return lax.scan(lambda state, key: worlds.observe(observe, key, state, cell, training), state, keys)[1]
 
 
 def _check_values(decision: Decision, contexts: RoundContext, name: str) -> None:

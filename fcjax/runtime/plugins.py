@@ -1,6 +1,7 @@
 """Loads and calls user code, and reports its errors."""
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import sys
@@ -59,6 +60,12 @@ def _load_module(name: str) -> ModuleType:
     path = _path(name)
     if not path.is_file():
         return importlib.import_module(name)
+    return _load_file(path.resolve(), path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=64)
+def _load_file(path: Path, changed_ns: int) -> ModuleType:
+    """Loads a file once per version, so that its functions stay the same and share programs."""
     own_name = f"fcjax_user_{path.stem}"  # so that a file such as random.py shadows nothing
     spec = importlib.util.spec_from_file_location(own_name, path)
     assert spec is not None

@@ -18,7 +18,7 @@ from fcjax.learning import batches, compressors, updates
 from fcjax.learning.batches import LocalData
 from fcjax.learning.models import Model
 from fcjax.learning.updates import DivergenceOf, DrawBatches, EstimateOn, OptimizerFactory
-from fcjax.policies.contract import check_world
+from fcjax.policies.contract import check_compressor, check_outages, check_world
 from fcjax.types import (
     Cell,
     Compressor,
@@ -125,7 +125,7 @@ def check(experiment: Experiment) -> Experiment:
             f"the budget of {float(budget_s):g} s is too short for any round: the shortest takes {shortest_s:.3g} s"
         )
     _check_batteries(experiment)
-    _check_world(experiment)
+    _check_parts(experiment)
     return experiment
 
 
@@ -142,17 +142,20 @@ def _check_batteries(experiment: Experiment) -> None:
         )
 
 
-def _check_world(experiment: Experiment) -> None:
-    """Checks a user's world, once."""
-    world, cell = experiment.world, experiment.cell
-    kind = world, jax.tree.structure(cell), checks.num_devices(cell)
-    built_in = str(getattr(world.observe, "__module__", "")).startswith("fcjax.")
-    if not built_in and not _is_traced(cell) and kind not in _known_worlds:
-        check_world(world, cell, training_of(experiment))
-        _known_worlds.add(kind)
-
-
-_known_worlds: set[tuple] = set()
+def _check_parts(experiment: Experiment) -> None:
+    """Checks what the user has made: a world, outages or a compressor."""
+    cell = experiment.cell
+    if _is_traced(cell):
+        return
+    if not worlds.is_built_in(experiment.world.observe):
+        check_world(experiment.world, cell, training_of(experiment))
+    if not worlds.is_built_in(experiment.outages.lose):
+        check_outages(experiment.outages, cell)
+    if not worlds.is_built_in(experiment.compressor.apply):
+        check_compressor(experiment.compressor)
+    server = experiment.server_optimizer
+    if server is not None and not isinstance(server, optax.GradientTransformation):
+        raise ValueError(f"server_optimizer must be an optax optimizer, such as optax.adam(0.01), got {server!r}")
 
 
 def _is_traced(cell: Cell) -> bool:
@@ -168,8 +171,10 @@ def shortest_round_s(experiment: Experiment) -> float | None:
     """Returns a lower bound on the round time, within the limits of the world; None if the cell is traced."""
     if _is_traced(experiment.cell):
         return None
-    limits = _limits(experiment)
-    return float(np.min(np.asarray(limits.compute_s) + np.asarray(_shortest_upload_s(limits.gain, experiment.cell))))
+    with jax.ensure_compile_time_eval():  # also inside the caller's `jax.jit`
+        limits = _limits(experiment)
+        upload_s = _shortest_upload_s(limits.gain, experiment.cell)
+        return float(np.min(np.asarray(limits.compute_s) + np.asarray(upload_s)))
 
 
 def _limits(experiment: Experiment) -> Limits:
@@ -198,9 +203,9 @@ def most_rounds(experiment: Experiment, decides: Sequence[str] = ()) -> int:
       decides: what the policy decides. With fewer local steps or smaller batches, rounds are shorter.
     """
     budget_s = checks.positive("training.budget_s", experiment.training.budget_s, (), high=np.inf)
-    training = experiment.training
-    fewest = {name: 1 for name in ("local_steps", "batch_size") if name in decides}
-    shortest_s = shortest_round_s(dataclasses.replace(experiment, training=dataclasses.replace(training, **fewest)))
+    shortest_s = shortest_round_s(experiment)
+    if shortest_s is not None and not _is_always_as_usual(experiment, decides):
+        shortest_s = _shortest_wait_s(experiment, decides)
     if isinstance(budget_s, jax.core.Tracer) or shortest_s is None:
         raise ValueError("give max_rounds: the number of rounds is unknown if the budget or the cell is traced")
     if not shortest_s > 0:
@@ -211,10 +216,32 @@ def most_rounds(experiment: Experiment, decides: Sequence[str] = ()) -> int:
             f"the budget of {float(budget_s):g} s has room for {number:.3g} rounds of {shortest_s:.3g} s, more than "
             f"{_MOST_ROUNDS}: use a smaller budget"
         )
-    lasts = _limits(experiment).num_rounds
+    lasts = rounds_of_world(experiment)
     if lasts is not None and lasts < int(number):
         raise ValueError(
             f"the world has {lasts} rounds, and the budget of {float(budget_s):g} s has room for up to {int(number)}: "
             "use a longer trace, a smaller budget or repeat=True"
         )
     return int(number)
+
+
+def rounds_of_world(experiment: Experiment) -> int | None:
+    """Returns how many rounds the world has, or None if it has any number."""
+    return None if _is_traced(experiment.cell) else _limits(experiment).num_rounds
+
+
+def _is_always_as_usual(experiment: Experiment, decides: Sequence[str]) -> bool:
+    """Returns whether every round computes all samples and uploads something."""
+    fewer = {"local_steps", "batch_size"}.intersection(decides)
+    endless = bool(np.all(np.isinf(np.asarray(experiment.cell.battery_j))))
+    return endless and not fewer and _limits(experiment).always_available
+
+
+def _shortest_wait_s(experiment: Experiment, decides: Sequence[str]) -> float:
+    """Returns the shortest computation time; a round in which nobody is available takes no longer."""
+    training = experiment.training
+    fraction = 1.0
+    for name, number in (("local_steps", training.local_steps), ("batch_size", training.batch_size)):
+        fraction /= number if name in decides else 1
+    with jax.ensure_compile_time_eval():
+        return fraction * float(np.min(np.asarray(_limits(experiment).compute_s)))

@@ -22,10 +22,11 @@ from fcjax.learning.evaluation import Score, evaluate
 from fcjax.learning.models import Params
 from fcjax.simulation.experiment import Experiment
 from fcjax.types import Cell, Decision, Estimates, Observation, Policy, Reports, RoundContext, Training, pytree
-from fcjax.wireless import outages
+from fcjax.wireless import outages, worlds
 from fcjax.wireless.access import round_time
 from fcjax.wireless.decisions import DECIDED, WHILE_COMPUTING, as_decided, decided_limits
 from fcjax.wireless.energy import computing_energy, least_energy_at_full_speed, round_energy
+from fcjax.wireless.radio import ready_time
 
 
 class Stop(enum.IntEnum):
@@ -171,12 +172,16 @@ def simulate_round(
     draw = round_keys(key)
     cell, training = experiment.cell, experiment.training
     world_state, truth = _observe(key, state, experiment)
-    # What is asked takes time: the policy decides once the slowest device has computed.
-    waited, reports = _ask(draw.batches, truth, state, experiment) if policy.asks_norms else (truth, state.reports)
-    seen = misjudge(draw.error, waited, experiment.observation_error)
+    seen, timed, reports = misjudge(draw.error, truth, experiment.observation_error), truth, state.reports
+    if policy.asks_norms:
+        # What is asked takes time: the policy decides once the slowest device has received the model and computed.
+        reports, wait_s = _ask(draw.batches, truth, state, experiment)
+        seen, timed = (dataclasses.replace(o, compute_s=jnp.full_like(o.compute_s, wait_s)) for o in (seen, truth))
+        cell = dataclasses.replace(cell, download_bits=None)
     context = RoundContext(seen, state.estimates, cell, training, state.elapsed_s, state.round_index, reports)
     policy_state, decision = _decide(policy, decides, draw.policy, state, context)
-    clock = _time(decision, waited, state, experiment)
+    idle_s = jnp.min(truth.compute_s)
+    clock = _time(decision, timed, idle_s, state, dataclasses.replace(experiment, cell=cell))
     sent = _send(draw.outages, decision, truth, state, experiment, policy)
     nothing = no_record(decision.scheduled.size, decides)
 
@@ -205,7 +210,7 @@ def simulate_round(
 def _observe(key: Array, state: State, experiment: Experiment) -> tuple[Any, Observation]:
     """Returns the new state of the world, and the true observation. Devices with an empty battery are unavailable."""
     cell, training = experiment.cell, experiment.training
-    world_state, truth = experiment.world.observe(key, state.world, cell, training)
+    world_state, truth = worlds.observe(experiment.world.observe, key, state.world, cell, training)
     least_j = least_energy_at_full_speed(truth, cell, training)  # inf without a channel
     can_pay = (least_j <= _left_j(state, cell)) & (least_j < jnp.inf)
     return world_state, dataclasses.replace(truth, available=jnp.asarray(truth.available) & can_pay)
@@ -224,8 +229,8 @@ def misjudge(key: Array, truth: Observation, error: ArrayLike) -> Observation:
     return Observation(gain, truth.compute_s * jnp.maximum(1 + error * of_time, 0), truth.available)
 
 
-def _ask(key: Array, truth: Observation, state: State, experiment: Experiment) -> tuple[Observation, Reports]:
-    """Returns the observation after all available devices have computed, and reports with their update norms."""
+def _ask(key: Array, truth: Observation, state: State, experiment: Experiment) -> tuple[Reports, Array]:
+    """Returns reports with the update norms of all available devices, and when the last of them has computed, () s."""
     asked = jnp.asarray(truth.available)
     norms = updates.update_norms(
         keys.per_device(key, asked.size),
@@ -236,18 +241,18 @@ def _ask(key: Array, truth: Observation, state: State, experiment: Experiment) -
         experiment.model,
         **_training_settings(state, experiment),
     )
-    slowest_s = jnp.max(jnp.where(asked, truth.compute_s, 0))
-    reports = dataclasses.replace(state.reports, update_norm=as_float(norms))
-    return dataclasses.replace(truth, compute_s=jnp.full_like(truth.compute_s, slowest_s)), reports
+    norms = jnp.where(asked, as_float(norms), state.reports.update_norm)
+    wait_s = jnp.max(jnp.where(asked, ready_time(truth, experiment.cell), 0))
+    return dataclasses.replace(state.reports, update_norm=norms), wait_s
 
 
-def _time(decision: Decision, truth: Observation, state: State, experiment: Experiment) -> _Clock:
+def _time(decision: Decision, truth: Observation, idle_s: Array, state: State, experiment: Experiment) -> _Clock:
     """Times the round. The policy decides on the observed values; the round time follows from the true ones."""
     cell, training = experiment.cell, experiment.training
     decided = as_decided(decision, truth, cell, training)
     idle = ~jnp.any(truth.available)
     # If nobody is available, the base station waits as long as the shortest computation would take.
-    round_s = jnp.where(idle, jnp.min(truth.compute_s), round_time(decision.scheduled, decision.share, *decided))
+    round_s = jnp.where(idle, idle_s, round_time(decision.scheduled, decision.share, *decided))
     elapsed_s = state.elapsed_s + as_float(round_s)
     stop = jnp.where(
         idle | _is_possible(decision, truth, as_float(round_s), cell, training),
@@ -271,7 +276,8 @@ def _send(
     if experiment.outages != outages.none():
         outage_state, lost = experiment.outages.lose(key, state.outages, decision, truth, cell)
         received &= ~lost
-    return _Sent(received, as_float(jnp.minimum(cost_j, left_j)), outage_state)
+    # Rounding may have spent slightly more than the battery held.
+    return _Sent(received, as_float(jnp.clip(cost_j, 0, jnp.maximum(left_j, 0))), outage_state)
 
 
 def _training_settings(state: State, experiment: Experiment) -> dict[str, Any]:
@@ -310,7 +316,9 @@ def _learn(
     )
     params, server = trained.params, state.server
     if experiment.server_optimizer is not None:
-        params, server = updates.server_step(state.params, params, experiment.server_optimizer, server)
+        moved = updates.server_step(state.params, params, experiment.server_optimizer, server)
+        arrived = functools.partial(jnp.where, jnp.any(sent.received))
+        params, server = jax.tree.map(arrived, moved, (state.params, server))
     # Steps 23 to 25. Devices report the loss of the model they started from, so w~ is known one round late.
     reported_loss = as_float(trained.loss)
     better = reported_loss < state.tilde_reported_loss

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
 from fcjax import keys
@@ -20,7 +21,7 @@ from fcjax.learning.evaluation import Score, evaluate
 from fcjax.learning.models import Model, Params
 from fcjax.policies.contract import decided_by
 from fcjax.runtime.plugins import of_user
-from fcjax.simulation.experiment import Experiment, check, most_rounds, training_of
+from fcjax.simulation.experiment import Experiment, check, most_rounds, rounds_of_world, training_of
 from fcjax.simulation.rounds import Record, State, Stop, as_float, no_record, no_reports, simulate_round
 from fcjax.types import Policy, in_brief, pytree
 
@@ -79,17 +80,20 @@ def simulate(key: Array, policy: Policy, experiment: Experiment, *, max_rounds: 
     experiment = check(experiment)
     state = of_user("policy: init", lambda: policy.init(experiment.cell))
     decides = decided_by(policy, state, experiment.cell, training_of(experiment))
+    given = max_rounds
     if max_rounds is None:
         max_rounds = most_rounds(experiment, decides)
     elif not isinstance(max_rounds, int) or max_rounds < 1:
         raise ValueError(f"max_rounds must be an integer of 1 or more, got {max_rounds}")
+    elif (lasts := rounds_of_world(experiment)) is not None and lasts < max_rounds:
+        raise ValueError(f"max_rounds must be at most {lasts}, the rounds of the world, got {max_rounds}")
     first = begin(key, state, experiment)
     run = _compiled(policy, decides, max_rounds, jax.default_backend())(key, first, experiment)
-    _warn_of_faults(run, policy)
+    _warn_of_faults(run, policy, is_limited=given is not None)
     return run
 
 
-def _warn_of_faults(run: Run, policy: Policy) -> None:
+def _warn_of_faults(run: Run, policy: Policy, *, is_limited: bool) -> None:
     """Warns of a run that ended early or had no round; the outcome of a traced run is not known yet."""
     if isinstance(run.stop, jax.core.Tracer):
         return
@@ -97,8 +101,15 @@ def _warn_of_faults(run: Run, policy: Policy) -> None:
     if np.any(stop == Stop.BAD_DECISION):
         warnings.warn(
             f"the decision of {policy} after {num_rounds[stop == Stop.BAD_DECISION].min()} rounds is impossible "
-            "(nobody or an unavailable device scheduled, or shares that are missing or sum to more than 1), and the "
-            "run ends there: fcjax.check_policy says what is wrong",
+            "(nobody or an unavailable device scheduled, shares that are missing or sum to more than 1, or powers, "
+            "frequencies, steps or batches beyond their limits), and the run ends there: fcjax.check_policy says what "
+            "is wrong",
+            stacklevel=3,
+        )
+    elif not is_limited and np.any(stop == Stop.MAX_ROUNDS):
+        warnings.warn(
+            f"the run ends after {num_rounds.max()} rounds, before its budget is spent: the limits of its world do not "
+            "hold; give max_rounds",
             stacklevel=3,
         )
     elif np.any((stop == Stop.BUDGET) & (num_rounds == 0)):
@@ -184,7 +195,8 @@ def begin_from(key: Array, first: Starts, experiment: Experiment) -> State:
         settings = params, experiment.training, experiment.make_optimizer, num_devices
         optimizers = updates.first_optimizer_states(*settings)
     if experiment.compressor.error_feedback:
-        residuals = jnp.zeros((num_devices, sum(leaf.size for leaf in jax.tree.leaves(params))))
+        update = jax.eval_shape(lambda tree: ravel_pytree(tree)[0], params)
+        residuals = jnp.zeros((num_devices, update.size), update.dtype)
     return State(
         round_index=jnp.array(0),
         elapsed_s=jnp.zeros(()),

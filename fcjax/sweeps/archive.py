@@ -26,7 +26,7 @@ import numpy as np
 from fcjax.learning.evaluation import Score
 from fcjax.policies.contract import decided_by
 from fcjax.runtime import files, settings
-from fcjax.simulation.experiment import Experiment, training_of
+from fcjax.simulation.experiment import Experiment, most_rounds, training_of
 from fcjax.simulation.rounds import Record, Stop
 from fcjax.simulation.simulate import Run, Starts, advance, begin_from, starts
 from fcjax.sweeps.jobs import Job
@@ -66,6 +66,8 @@ class Archive:
                 if len({len(array) for array in jax.tree.leaves(history)}) > 1:
                     raise ValueError("its histories differ in length")
                 stop = Stop(int(arrays["stop"]))
+                if stop == Stop.MAX_ROUNDS and len(history.round_s) < _most_rounds(job):
+                    return None  # the limits of the world have changed, and more rounds are allowed
                 return Run(history, len(history.round_s), Score(*arrays["start"]), None, None, stop)
         except Exception as error:  # a damaged file raises many kinds
             warnings.warn(f"{path} cannot be read, its run is repeated: {error}", stacklevel=2)
@@ -127,6 +129,12 @@ class Fingerprints:
         for leaf in leaves:
             digest.update(self._known[id(leaf)][1])
         return digest.hexdigest()[:32]
+
+
+def _most_rounds(job: Job) -> int:
+    experiment = job.experiment
+    decides = decided_by(job.policy, job.policy.init(experiment.cell), experiment.cell, training_of(experiment))
+    return most_rounds(experiment, decides)
 
 
 def _digest(leaf: Any) -> bytes:

@@ -108,6 +108,7 @@ def to_dataset(
     about: Mapping[str, Any] | None = None,
     *,
     room: tuple[int, int] = (1, 1),
+    decided: Iterable[str] = (),
 ) -> xr.Dataset:
     """Returns runs and their settings as one data set with units and provenance.
 
@@ -115,6 +116,7 @@ def to_dataset(
       labelled: pairs of settings (`SETTINGS`, and any further axes) and run, whose history ends with its last round.
       about: further attributes.
       room: the least numbers of rounds and devices.
+      decided: what policies of other runs decide, which becomes NaN here.
     """
     labels, runs = zip(*labelled, strict=True)
     num_rounds, num_devices = (
@@ -124,8 +126,9 @@ def to_dataset(
     for name in (field.name for field in dataclasses.fields(Record)):
         histories = [getattr(run.history, name) for run in runs]
         one = next((history for history in histories if history is not None), None)
-        if one is None:
+        if one is None and name not in decided:
             continue  # no policy decides this
+        one = runs[0].history.share if one is None else one
         shape = (len(runs), num_rounds, num_devices) if one.ndim == 2 else (len(runs), num_rounds)
         dtype = one.dtype if one.dtype.kind in "bf" else np.dtype(float)  # integers have no NaN
         filled = np.full(shape, False if dtype.kind == "b" else np.nan, dtype)
@@ -198,7 +201,7 @@ def concat(parts: Sequence[xr.Dataset]) -> xr.Dataset:
     """
     if not parts:
         raise ValueError("concat needs at least one data set")
-    parts = [checked(part) for part in parts]
+    parts = [_with_received(checked(part)) for part in parts]
     axes = {name: np.nan if part[name].dtype.kind in "bif" else "" for part in parts for name in further_axes(part)}
     alike = []
     for part in parts:
@@ -206,8 +209,14 @@ def concat(parts: Sequence[xr.Dataset]) -> xr.Dataset:
         part = part.assign_coords({name: part[name].astype(float) for name in flags})
         lacking = {name: ("run", np.full(part.sizes["run"], axes[name])) for name in axes if name not in part.coords}
         alike.append(part.assign_coords(lacking))
-    fill = {str(name): False if variable.dtype == bool else np.nan for name, variable in parts[0].data_vars.items()}
+    variables = [item for part in parts for item in part.data_vars.items()]
+    fill = {str(name): False if variable.dtype == bool else np.nan for name, variable in variables}
     return xr.concat(alike, "run", join="outer", fill_value=fill, combine_attrs="drop_conflicts")
+
+
+def _with_received(dataset: xr.Dataset) -> xr.Dataset:
+    """Adds what results of older versions lack: all updates were received."""
+    return dataset if "received" in dataset else dataset.assign(received=dataset.scheduled)
 
 
 def summary(dataset: xr.Dataset) -> pd.DataFrame:
@@ -230,7 +239,9 @@ def _summary(dataset: xr.Dataset) -> pd.DataFrame:
         return xr.where(any_round, dataset[name].isel(round=last), before)
 
     further = further_axes(dataset)
-    received = dataset.received if "received" in dataset else dataset.scheduled
+    dataset = _with_received(dataset)
+    known = "energy_j" in dataset  # not in files of older versions
+    energy_j = dataset.energy_j.sum(("round", "device"), min_count=1) if known else np.nan
     columns = {name: dataset[name] for name in (*SETTINGS, *further)} | {
         "rounds": dataset.rounds,
         "elapsed_s": at_the_end("elapsed_s", 0.0),
@@ -241,9 +252,8 @@ def _summary(dataset: xr.Dataset) -> pd.DataFrame:
         "final_accuracy": at_the_end("accuracy", dataset.start_accuracy),
         "stop": dataset.stop,
         "diverged_round": dataset.diverged_round,
-        # Files of older versions have neither.
-        "energy_j": dataset.energy_j.sum(("round", "device")) if "energy_j" in dataset else dataset.rounds * np.nan,
-        "lost": (dataset.scheduled & ~received).sum(("round", "device")),
+        "energy_j": xr.where(any_round, energy_j, 0.0),
+        "lost": (dataset.scheduled & ~dataset.received).sum(("round", "device")),
     }
     return pd.DataFrame({name: np.asarray(columns[name]) for name in (*SUMMARY, *further)})
 

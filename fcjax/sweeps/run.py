@@ -23,6 +23,7 @@ from fcjax.sweeps.engine import default_side_by_side
 from fcjax.sweeps.grid import most_runs, plan
 from fcjax.sweeps.jobs import Job
 from fcjax.types import Policy
+from fcjax.wireless.decisions import DECIDED
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -139,7 +140,7 @@ def run_all(
         return results.to_dataset([(labels[job], finished.get(job)) for job in done], about)
     blocks = (done[start : start + _AT_HAND] for start in range(0, len(done), _AT_HAND))
     labelled = ([(labels[job], finished.get(job)) for job in block] for block in blocks)
-    parts = (results.to_dataset(runs, about, room=finished.room) for runs in labelled)
+    parts = (results.to_dataset(runs, about, room=finished.room, decided=finished.decided) for runs in labelled)
     try:
         results.save_parts(parts, out)
     except OSError as error:
@@ -165,6 +166,7 @@ class _Finished:
         self._stops: dict[Job, Stop] = {}
         self._num_rounds: dict[Job, int] = {}
         self.room = (1, 1)  # most rounds and most devices of any run
+        self.decided: set[str] = set()  # what any policy decides
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -196,6 +198,7 @@ class _Finished:
             (Stop.BAD_DECISION, "were ended by an invalid decision of their policy"),
             (Stop.DIVERGED, "diverged: their loss became infinite or not a number"),
             (Stop.BUDGET, "had no round that ended within the budget"),
+            (Stop.MAX_ROUNDS, "ended before their budget was spent, because the limits of their world do not hold"),
         ):
             found = [job for job in jobs if self._stops[job] == stop]
             if stop == Stop.BUDGET:
@@ -206,6 +209,7 @@ class _Finished:
 
     def _note(self, job: Job, run: Run, *, kept: bool) -> None:
         num_rounds, num_devices = run.history.share.shape
+        self.decided |= {name for name in DECIDED if getattr(run.history, name) is not None}
         self._runs[job] = None if kept and not self._in_memory else run
         self._stops[job], self._num_rounds[job] = Stop(int(run.stop)), num_rounds
         self.room = max(self.room[0], num_rounds), max(self.room[1], num_devices)

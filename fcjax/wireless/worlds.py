@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -195,7 +196,7 @@ def trace(gain: ArrayLike, compute_s: ArrayLike, available: ArrayLike | None = N
     return _replay(traces.checked(gain, compute_s, available), repeat, "the trace")
 
 
-def _replay(arrays: dict[str, Any], repeat: bool, what: str) -> World:
+def _replay(arrays: dict[str, Any], repeat: bool, what: str, measured_with: dict[str, float] | None = None) -> World:
     """Returns the world of a trace with arrays `compute_s`, `gain` or `upload_s`, and perhaps `available`."""
     num_rounds, num_devices = arrays["compute_s"].shape
 
@@ -206,7 +207,11 @@ def _replay(arrays: dict[str, Any], repeat: bool, what: str) -> World:
                 "use the same number"
             )
         if "upload_s" in arrays:
-            return _gain_from_upload(jnp.asarray(arrays["upload_s"], float), cell, what)
+            measured: dict[str, Any] = dict(measured_with or {})
+            if "power_w" in measured:
+                measured["power_w"] = np.full(num_devices, measured["power_w"], np.float32)
+            measured_cell = dataclasses.replace(cell, **measured)
+            return _gain_from_upload(jnp.asarray(arrays["upload_s"], float), measured_cell, what)
         return jnp.asarray(arrays["gain"], float)
 
     def init(key: Array, cell: Cell) -> _Trace:
@@ -215,7 +220,9 @@ def _replay(arrays: dict[str, Any], repeat: bool, what: str) -> World:
 
     def limits(cell: Cell, training: Training) -> Limits:
         shortest_s = jnp.min(jnp.asarray(arrays["compute_s"], float), axis=0)
-        return Limits(jnp.max(gain_in(cell), axis=0), shortest_s, None if repeat else num_rounds)
+        gain = gain_in(cell)
+        always = "available" not in arrays and bool(np.all(np.asarray(gain) > 0))
+        return Limits(jnp.max(gain, axis=0), shortest_s, None if repeat else num_rounds, always)
 
     return World(init, _observe_trace, limits)
 
@@ -247,7 +254,7 @@ def _observe_trace(key: Array, state: _Trace, cell: Cell, training: Training) ->
     return state._replace(row=(state.row + 1) % state.gain.shape[0]), observation
 
 
-def from_file(path: str | os.PathLike, *, repeat: bool = True) -> World:
+def from_file(path: str | os.PathLike, *, repeat: bool = True, **measured_with: float) -> World:
     """Replays a trace from a netCDF or CSV file; see `trace`.
 
     A netCDF file has the variables `gain`, `compute_s` and optionally `available`, with the dimensions round and
@@ -271,10 +278,15 @@ def from_file(path: str | os.PathLike, *, repeat: bool = True) -> World:
     Args:
       path: of the file, which ends in .nc or .csv.
       repeat: as in `trace`.
+      measured_with: the `upload_bits`, `bandwidth_hz`, `noise_psd_w_hz` or `power_w` of the measurement of upload_s; by
+        default the cell's. Give what you sweep, and `upload_bits` if you sweep a compressor: the gain would follow it.
     """
+    radio_fields = ("upload_bits", "bandwidth_hz", "noise_psd_w_hz", "power_w")
+    if unknown := set(measured_with) - set(radio_fields):
+        raise ValueError(f"from_file has no setting {min(unknown)!r}: use {', '.join(radio_fields)}")
     if not isinstance(path, str | os.PathLike):
         raise ValueError(f"path must be the path of a file, got {path!r}")
-    return _replay(traces.read(Path(path)), repeat, str(path))
+    return _replay(traces.read(Path(path)), repeat, str(path), measured_with)
 
 
 def intermittent(probability: ArrayLike, memory: ArrayLike = 0.0, world: World | str = "redrawn") -> World:
@@ -301,7 +313,10 @@ def intermittent(probability: ArrayLike, memory: ArrayLike = 0.0, world: World |
         p = jnp.asarray(probability, float)
         return _Intermittent(state, _uniforms(_chain_key(key, state), cell) < p, p, jnp.asarray(memory, float))
 
-    return World(init, _ObserveIntermittent(inner.observe), inner.limits)
+    def limits(cell: Cell, training: Training) -> Limits:
+        return (inner.limits or limits_of_cell)(cell, training)._replace(always_available=False)
+
+    return World(init, _ObserveIntermittent(inner.observe), limits)
 
 
 class _Intermittent(NamedTuple):
@@ -320,13 +335,29 @@ class _ObserveIntermittent:
     def __call__(
         self, key: Array, state: _Intermittent, cell: Cell, training: Training
     ) -> tuple[_Intermittent, Observation]:
-        inner_state, observation = self.inner(key, state.inner, cell, training)
+        inner_state, observation = observe(self.inner, key, state.inner, cell, training)
         p, changes = state.probability, 1 - state.memory
         # In this form, rounding never makes a probability of 0 or 1 another one.
         turns_or_stays_on = jnp.where(state.is_on, 1 - changes * (1 - p), changes * p)
         is_on = _uniforms(_chain_key(key, inner_state), cell) < turns_or_stays_on
         available = is_on & jnp.asarray(observation.available)
         return state._replace(inner=inner_state, is_on=is_on), dataclasses.replace(observation, available=available)
+
+
+def observe(function: Callable, key: Array, state: Any, cell: Cell, training: Training) -> tuple[Any, Observation]:
+    """Calls the `observe` of a world with the key of a round.
+
+    fcjax's own worlds leave the keys that the simulator splits off. A user's world gets a key of its own.
+    """
+    own_key = key if is_built_in(function) else jax.random.fold_in(key, keys.Purpose.WORLD)
+    return function(own_key, state, cell, training)
+
+
+def is_built_in(function: Callable) -> bool:
+    """Returns whether the `observe` of a world is fcjax's own."""
+    if isinstance(function, _ObserveIntermittent):
+        return is_built_in(function.inner)
+    return str(getattr(function, "__module__", "")).startswith("fcjax.")
 
 
 def _chain_key(key: Array, inner: Any) -> Array:
@@ -341,7 +372,7 @@ def limits_of_cell(cell: Cell, training: Training) -> Limits:
     """Returns the limits of a cell's channels and computation times; the cell must not be traced."""
     gain = math.inf if radio.fades(cell) else radio.path_gain(jnp.asarray(cell.min_distance_m, float), cell)
     num_samples = training.local_steps * training.batch_size
-    return Limits(gain, num_samples * jnp.asarray(cell.sample_floor_s, float))
+    return Limits(gain, num_samples * jnp.asarray(cell.sample_floor_s, float), always_available=True)
 
 
 def _round_keys(key: Array) -> Array:

@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 import fcjax
-from fcjax import compressors, outages, policies, worlds
+from fcjax import compressors, keys, outages, policies, worlds
 from fcjax.simulation.rounds import Stop
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -69,6 +69,7 @@ def test_batteries_that_allow_no_round_are_rejected():
         fcjax.simulate(jax.random.key(0), policies.everybody(), with_cell(battery_j=1e-3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fc", "exact", "fixed-4", "rd", "pf", "cs-l", "as-h", "everybody"])
 def test_policies_schedule_available_devices_only(name):
     experiment = tiny.experiment(world=worlds.intermittent(0.4))
@@ -101,8 +102,7 @@ def test_a_trace_of_a_run_reproduces_it(tmp_path):
         tmp_path / "trace.nc"
     )
     for world in (replay, worlds.from_file(tmp_path / "trace.nc")):
-        again, _ = history_of(policy, dataclasses.replace(experiment, world=world), seed=4, max_rounds=len(h.loss) + 1)
-        assert again.stop == Stop.BUDGET
+        again, _ = history_of(policy, dataclasses.replace(experiment, world=world), seed=4, max_rounds=len(h.loss))
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a)[: len(h.loss)], b), again.history, h)
 
 
@@ -112,6 +112,8 @@ def test_a_trace_without_repetition_must_be_long_enough():
         fcjax.simulate(jax.random.key(0), policies.everybody(), tiny.experiment(world=short))
     run, _ = history_of(policies.everybody(), tiny.experiment(world=short), max_rounds=5)
     assert run.num_rounds == 5
+    with pytest.raises(ValueError, match="max_rounds must be at most 5, the rounds of the world, got 12"):
+        fcjax.simulate(jax.random.key(0), policies.everybody(), tiny.experiment(world=short), max_rounds=12)
 
 
 def test_a_trace_of_another_number_of_devices_is_rejected():
@@ -264,12 +266,37 @@ def test_policies_that_ask_for_norms_wait_and_pay():
     np.testing.assert_allclose(h.energy_j, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_waiting_for_norms():
+    """Nobody's absence takes as long as under other policies, and the wait includes downloads."""
+
+    def select(key, state, context):
+        first = jnp.arange(6) == jnp.argmax(context.observation.available)
+        return state, fcjax.allocate(first, context.observation, context.cell)
+
+    asking = fcjax.Policy(lambda cell: (), select, asks_norms=True)
+    experiment = tiny.experiment(world=worlds.intermittent(0.3), observation_error=0.2)
+    cell = dataclasses.replace(experiment.cell, download_bits=1e6, broadcast_w=1.0)
+    _, h = history_of(asking, dataclasses.replace(experiment, cell=cell))
+    idle = ~h.available.any(1)
+    assert idle.any()
+    np.testing.assert_allclose(h.round_s[idle], h.compute_s[idle].min(1), rtol=1e-6)
+    for k in np.flatnonzero(~idle):
+        truth = fcjax.Observation(h.gain[k], h.compute_s[k])
+        noise_w = cell.noise_psd_w_hz * cell.bandwidth_hz
+        receive_s = 1e6 / (1e6 * np.log2(1 + 1.0 * h.gain[k] / noise_w))
+        wait_s = (h.compute_s[k] + receive_s)[h.available[k]].max()
+        send_s = 1e5 / float(fcjax.radio.rate(h.share[k], truth, cell)[np.argmax(h.scheduled[k])])
+        assert h.round_s[k] == pytest.approx(wait_s + send_s, rel=1e-4)
+
+
 def test_norms_and_steps_cannot_both_be_decided():
     asking = decided(local_steps=1)._replace(asks_norms=True)
     with pytest.raises(ValueError, match="asks for norms, so it decides after devices have computed: local_steps"):
         fcjax.simulate(jax.random.key(0), asking, tiny.experiment())
 
 
+@pytest.mark.slow
 def test_compression_reaches_the_model_and_keeps_draws():
     _, usual = history_of(policies.everybody(), tiny.experiment())
     coarse, fine = (
@@ -286,6 +313,7 @@ def test_compression_reaches_the_model_and_keeps_draws():
     assert sparse.accuracy.max() > 2 * sparse.accuracy[0], "it learns"
 
 
+@pytest.mark.slow
 def test_server_optimizers_and_the_proximal_term():
     _, usual = history_of(policies.everybody(), tiny.experiment())
     _, plain = history_of(policies.everybody(), tiny.experiment(server_optimizer=optax.sgd(1.0)))
@@ -299,6 +327,63 @@ def test_server_optimizers_and_the_proximal_term():
     )
     np.testing.assert_allclose(near.loss, usual.loss, rtol=1e-4)
     assert (far.delta.mean(1) < near.delta.mean(1)).mean() > 0.9, "devices stay closer together"
+
+
+def test_without_updates_the_server_stands_still():
+    mostly_away = np.arange(6)[:, None] % 6 == np.zeros(6, int)[None]
+    world = worlds.trace(np.full((6, 6), 1e-10), np.full((6, 6), 0.3), mostly_away)
+    experiment = tiny.experiment(world=world, server_optimizer=optax.sgd(1.0, momentum=0.9))
+    _, h = history_of(policies.everybody(), experiment)
+    changes = np.diff(h.loss) != 0
+    np.testing.assert_array_equal(changes, h.scheduled.any(1)[1:])
+
+
+def test_runs_are_not_cut_short():
+    """The number of rounds is limited by what the world and the policy make possible."""
+    slow = worlds.trace(np.full((3, 6), 1e-10), np.full((3, 6), 0.6))
+    run, h = history_of(decided(local_steps=1), tiny.experiment(world=slow))
+    assert run.stop == Stop.BUDGET
+    assert h.elapsed_s[-1] > 5.5
+
+    def observe(key, state, cell, training):
+        return state, fcjax.Observation(jnp.full(6, 1e-8), jnp.full(6, 0.02))
+
+    fast = fcjax.World(lambda key, cell: (), observe)
+    with pytest.warns(UserWarning, match="before its budget is spent: the limits of its world do not hold"):
+        history_of(policies.everybody(), tiny.experiment(world=fast))
+    honest = fast._replace(limits=lambda cell, training: fcjax.Limits(1e-8, 0.02, always_available=True))
+    run, _ = history_of(policies.everybody(), tiny.experiment(world=honest))
+    assert run.stop == Stop.BUDGET
+
+
+def test_a_users_world_does_not_share_keys_with_the_policy():
+    def observe(key, state, cell, training):
+        draw = jax.vmap(jax.random.uniform)(keys.per_device(jax.random.split(key, 6)[4], 6))
+        return state, fcjax.Observation(1e-10 * (1.1 - draw), jnp.full(6, 0.3))
+
+    mine = fcjax.World(lambda key, cell: (), observe)
+    for world in (mine, worlds.intermittent(1.0, world=mine)):
+        _, h = history_of(policies.random(1), tiny.experiment(world=world), max_rounds=20)
+        best = (h.scheduled & (h.gain == h.gain.max(1, keepdims=True))).any(1)
+        assert best.mean() < 0.8
+
+
+def test_users_outages_and_compressors_are_checked():
+    def lose(key, state, decision, observation, cell):
+        return state, jnp.full(6, 0.5)
+
+    with pytest.raises(ValueError, match=r"outages: lose must return \(state, booleans of shape \(6,\)\)"):
+        fcjax.simulate(jax.random.key(0), policies.everybody(), tiny.experiment(outages=fcjax.Outages(tuple, lose)))
+    short = fcjax.Compressor(lambda size: 8.0 * size, lambda key, parameters, update: update[:3])
+    with pytest.raises(ValueError, match=r"compressor: apply must return floats of the shape of the update"):
+        fcjax.simulate(jax.random.key(0), policies.everybody(), tiny.experiment(compressor=short))
+    with pytest.raises(ValueError, match="server_optimizer must be an optax optimizer"):
+        fcjax.simulate(jax.random.key(0), policies.everybody(), tiny.experiment(server_optimizer=optax.adam))
+
+
+def test_top_k_in_double_precision(x64):
+    run, _ = history_of(policies.everybody(), tiny.experiment(compressor=compressors.top_k(0.5)), max_rounds=2)
+    assert run.num_rounds == 2
 
 
 def test_programs_are_shared_by_parameters():
@@ -322,6 +407,7 @@ def test_programs_are_shared_by_parameters():
     assert not np.array_equal(runs[0].history.loss, runs[1].history.loss)
 
 
+@pytest.mark.slow
 def test_sweeps_over_worlds_outages_and_compressors(tmp_path):
     axes = {"speed": [1.0, 5.0], "erased": [0.0, 0.5]}
 

@@ -226,3 +226,29 @@ def test_integers_in_a_history_are_padded_with_nan():
     dataset = results.to_dataset([(labels, whole)], room=(4, 2))
     assert np.isnan(dataset.gain.values[0, 3]).all()
     assert not dataset.scheduled.values[0, 3].any()
+
+
+def test_runs_of_older_versions_have_no_energy_and_lost_nothing():
+    rng = np.random.default_rng(8)
+    new = results.to_dataset([finished(rng, 5, 4)])
+    old = results.to_dataset([finished(rng, 7, 4, seed=1)]).drop_vars(["energy_j", "received", "available"])
+    for parts in ([old, new], [new, old]):
+        both = results.concat(parts)
+        assert both.received.dtype == bool
+        rows = results.summary(both).set_index("seed")
+        assert np.isnan(rows.energy_j[1])
+        assert rows.energy_j[0] > 0
+        assert rows.lost[1] == 0
+
+
+def test_blocks_with_and_without_decisions(tmp_path):
+    rng = np.random.default_rng(9)
+    (labels, plain), (others, deciding) = finished(rng, 5, 4), finished(rng, 5, 4, seed=1)
+    history = dataclasses.replace(deciding.history, power_w=np.full((5, 4), 0.1))
+    deciding = dataclasses.replace(deciding, history=history)
+    blocks = [[(labels, plain)], [(others, deciding)]]
+    parts = [results.to_dataset(block, room=(5, 4), decided={"power_w"}) for block in blocks]
+    results.save_parts(parts, tmp_path / "both.nc")
+    both = results.load(tmp_path / "both.nc")
+    assert np.isnan(both.decided_power_w[0]).all()
+    assert (both.decided_power_w[1] == 0.1).all()
