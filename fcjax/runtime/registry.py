@@ -40,7 +40,7 @@ class Registry(Generic[T]):
         """Returns the names and short forms of everything built in, with the parameters that are required."""
         names = []
         for name, factory in self._factories.items():
-            required = [p.name for p in _parameters(factory).values() if p.default is p.empty]
+            required = [p.name for p in _parameters(factory).values() if _is_required(p)]
             names.append(f"{name}({', '.join(f'{parameter}=...' for parameter in required)})" if required else name)
         return [*names, *self._short]
 
@@ -71,9 +71,7 @@ class Registry(Generic[T]):
         required = [
             parameter.name
             for parameter in parameters.values()
-            if parameter.default is parameter.empty
-            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            and parameter.name not in (*optional, *given)
+            if _is_required(parameter) and parameter.name not in (*optional, *given)
         ]
         if required:
             example = ", ".join(f"{parameter}=..." for parameter in required)
@@ -119,6 +117,11 @@ class Registry(Generic[T]):
 def takes(factory: Callable, parameter: str) -> bool:
     """Returns whether a factory has a parameter that is not set yet."""
     return parameter in _parameters(factory) and parameter not in getattr(factory, "keywords", {})
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    takes_any = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not takes_any
 
 
 def _parameters(factory: Callable) -> Mapping[str, inspect.Parameter]:

@@ -373,9 +373,11 @@ def test_users_outages_and_compressors_are_checked():
         return state, jnp.full(6, 0.5)
 
     with pytest.raises(ValueError, match=r"outages: lose must return \(state, booleans of shape \(6,\)\)"):
-        fcjax.simulate(jax.random.key(0), policies.everybody(), tiny.experiment(outages=fcjax.Outages(tuple, lose)))
+        fcjax.simulate(
+            jax.random.key(0), policies.everybody(), tiny.experiment(outages=fcjax.Outages(lambda cell: (), lose))
+        )
     short = fcjax.Compressor(lambda size: 8.0 * size, lambda key, parameters, update: update[:3])
-    with pytest.raises(ValueError, match=r"compressor: apply must return floats of the shape of the update"):
+    with pytest.raises(ValueError, match="compressor: apply must return floats"):
         fcjax.simulate(jax.random.key(0), policies.everybody(), tiny.experiment(compressor=short))
     with pytest.raises(ValueError, match="server_optimizer must be an optax optimizer"):
         fcjax.simulate(jax.random.key(0), policies.everybody(), tiny.experiment(server_optimizer=optax.adam))

@@ -673,7 +673,10 @@ def test_worlds_by_name(csv_file):
 
 def test_inner_world_may_lack_limits():
     inner = World(lambda key, cell: (), worlds.redrawn().observe)
-    assert worlds.intermittent(0.5, world=inner).limits is None
+    found = worlds.intermittent(0.5, world=inner).limits(CELL, TRAINING)
+    expected = worlds.limits_of_cell(CELL, TRAINING)
+    assert found == expected._replace(always_available=False)
+    assert expected.always_available
 
 
 @pytest.mark.parametrize(
