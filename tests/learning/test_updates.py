@@ -347,6 +347,7 @@ def test_lost_updates_are_not_aggregated(dtype):
     assert none.loss == np.inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [None, 1, 2])
 def test_decided_steps_and_batches_match_devices_trained_alone(width, dtype):
     data, training, model, params, start = setting(dtype, local_steps=4)
@@ -382,6 +383,7 @@ def test_decided_steps_and_batches_match_devices_trained_alone(width, dtype):
         np.testing.assert_allclose(both.update_norms[i], np.linalg.norm(trained[i] - flat), rtol=10 * rtol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [None, 2])
 def test_deciding_everything_changes_nothing(width, dtype):
     data, training, model, params, start = setting(dtype)
@@ -411,6 +413,7 @@ def test_one_trace_serves_all_decided_steps():
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 def test_the_proximal_term_pulls_towards_the_global_model(dtype):
     data, training, model, params, start = setting(dtype, local_steps=2)
     training = dataclasses.replace(training, momentum=0.0, proximal=0.3)
@@ -481,6 +484,7 @@ def test_server_optimizers():
     np.testing.assert_allclose(second["w"], first["w"] + 0.9 * (mean["w"] - old["w"]))
 
 
+@pytest.mark.slow
 def test_norms_of_all_devices_without_scheduling_them(dtype):
     data, training, model, params, start = setting(dtype)
     device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)

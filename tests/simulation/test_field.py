@@ -82,6 +82,7 @@ def test_policies_schedule_available_devices_only(name):
         np.testing.assert_array_equal(h.scheduled.sum(1), np.minimum(h.available.sum(1), 4))
 
 
+@pytest.mark.slow
 def test_a_policy_that_schedules_unavailable_devices_is_stopped():
     experiment = tiny.experiment(world=worlds.intermittent(0.6))
     with pytest.warns(UserWarning, match="nobody or an unavailable device scheduled"):
@@ -93,6 +94,7 @@ def test_a_policy_that_schedules_unavailable_devices_is_stopped():
         )
 
 
+@pytest.mark.slow
 def test_a_trace_of_a_run_reproduces_it(tmp_path):
     experiment = tiny.experiment(world=worlds.intermittent(0.7, world=worlds.mobile(speed_m_s=20.0)))
     policy = policies.fast_converge(0.5)
@@ -153,6 +155,7 @@ def test_a_users_world_is_checked_before_the_run():
         fcjax.check_world(fcjax.World(lambda key, cell: (), typo), tiny.experiment().cell)
 
 
+@pytest.mark.slow
 def test_lost_uploads_are_paid_for_and_not_aggregated():
     experiment = tiny.experiment(outages=outages.erasures(np.array([1.0, 0, 0, 0, 0, 1.0])))
     _, h = history_of(policies.everybody(), experiment)
@@ -168,6 +171,7 @@ def test_lost_uploads_are_paid_for_and_not_aggregated():
     np.testing.assert_array_equal(never.loss, usual.loss)
 
 
+@pytest.mark.slow
 def test_reports_of_devices():
     seen = []
 
@@ -202,6 +206,7 @@ def decided(**fields):
     return fcjax.Policy(lambda cell: jax.tree.map(jnp.asarray, fields), select)
 
 
+@pytest.mark.slow
 def test_decided_settings_are_recorded_and_applied():
     fields = {"power_w": 0.005, "cpu_hz": np.full(6, 5e8), "local_steps": 1, "batch_size": np.arange(1, 7)}
     experiment = tiny.experiment()
@@ -229,6 +234,7 @@ def test_decided_settings_are_recorded_and_applied():
     assert run.num_rounds > 20, "more rounds than whole batches allow"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -246,6 +252,7 @@ def test_decisions_beyond_the_limits(fields, message):
         assert fcjax.simulate(jax.random.key(0), decided(**fields), experiment).stop == Stop.BAD_DECISION
 
 
+@pytest.mark.slow
 def test_policies_that_ask_for_norms_wait_and_pay():
     def select(key, state, context):
         norms = jnp.where(context.observation.available, context.reports.update_norm, -1)
@@ -329,6 +336,7 @@ def test_server_optimizers_and_the_proximal_term():
     assert (far.delta.mean(1) < near.delta.mean(1)).mean() > 0.9, "devices stay closer together"
 
 
+@pytest.mark.slow
 def test_without_updates_the_server_stands_still():
     mostly_away = np.arange(6)[:, None] % 6 == np.zeros(6, int)[None]
     world = worlds.trace(np.full((6, 6), 1e-10), np.full((6, 6), 0.3), mostly_away)
@@ -338,6 +346,7 @@ def test_without_updates_the_server_stands_still():
     np.testing.assert_array_equal(changes, h.scheduled.any(1)[1:])
 
 
+@pytest.mark.slow
 def test_runs_are_not_cut_short():
     """The number of rounds is limited by what the world and the policy make possible."""
     slow = worlds.trace(np.full((3, 6), 1e-10), np.full((3, 6), 0.6))
@@ -356,6 +365,7 @@ def test_runs_are_not_cut_short():
     assert run.stop == Stop.BUDGET
 
 
+@pytest.mark.slow
 def test_a_users_world_does_not_share_keys_with_the_policy():
     def observe(key, state, cell, training):
         draw = jax.vmap(jax.random.uniform)(keys.per_device(jax.random.split(key, 6)[4], 6))
@@ -388,6 +398,7 @@ def test_top_k_in_double_precision(x64):
     assert run.num_rounds == 2
 
 
+@pytest.mark.slow
 def test_programs_are_shared_by_parameters():
     """Worlds, outages and compressors of one kind differ in data only."""
     experiments = [
