@@ -265,6 +265,11 @@ def test_allocate(scheduled, seen, cell):
     numbers = (seen.gain, seen.compute_s, cell.power_w, cell.upload_bits, cell.bandwidth_hz, cell.noise_psd_w_hz)
     gain, compute_s, power_w, bits, band, noise = (np.asarray(x, float) for x in numbers)
     snr = power_w * gain / (band * noise)
+    if cell.download_bits is not None:
+        download, sender_w = float(cell.download_bits), float(cell.broadcast_w)
+        compute_s = compute_s + download / oracles.rate(
+            1.0, gain, bandwidth_hz=band, noise_psd_w_hz=noise, power_w=sender_w
+        )
     if all(np.all((x > 1e-18) & (x < 1e18)) for x in (snr, band * noise, bits / band)):  # within float32's range
         radio = {"bandwidth_hz": band, "noise_psd_w_hz": noise, "power_w": power_w}
         round_s = float(decision.round_s)

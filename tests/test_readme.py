@@ -42,7 +42,7 @@ def test_snippets_run_in_order(capsys, monkeypatch):
     digits = small_digits()
     monkeypatch.setattr(data, "load", lambda name: digits)
     snippets = python_snippets(README)
-    assert len(snippets) == 5
+    assert len(snippets) == 6
     namespace = {}
     for snippet in snippets:
         exec(compile(snippet, str(README), "exec"), namespace)

@@ -189,8 +189,12 @@ def test_local_cluster_listens_only_on_loopback():
 
 
 def test_worker_error_reaches_the_caller():
+    here = os.getpid()
+
     def select(key, state, context):
-        raise ZeroDivisionError("of a policy")
+        if os.getpid() != here:
+            raise ZeroDivisionError("of a policy")
+        return state, fcjax.allocate(context.observation.gain > 0, context.observation, context.cell)
 
     jobs = plan("fc", distribution="l1", radius_m=600.0, phi=0.05, budget_s=6.0, **SETTINGS | {"seeds": 2})
     broken = [Job(job.labels, fcjax.Policy(lambda cell: (), select), job.make) for job in jobs]
