@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from fcjax import checks
 from fcjax.types import Cell, Decision, Observation, Training
 
 WHILE_COMPUTING = ("cpu_hz", "local_steps", "batch_size")
@@ -19,12 +20,25 @@ def as_decided(
     decision: Decision, observation: Observation, cell: Cell, training: Training
 ) -> tuple[Observation, Cell]:
     """Returns the observation and the cell with the computation times and powers that follow from a decision."""
+    decision = checked(decision, cell)
     compute_s: Any = observation.compute_s
     if decision.cpu_hz is not None:
         compute_s = compute_s * (cell.cpu_hz / decision.cpu_hz)
     if decision.local_steps is not None or decision.batch_size is not None:
         compute_s = compute_s * (num_samples(decision, training) / (training.local_steps * training.batch_size))
     return dataclasses.replace(observation, compute_s=compute_s), with_power(decision, cell)
+
+
+def checked(decision: Decision, cell: Cell) -> Decision:
+    """Checks the optional parts of a decision: positive numbers, for the round or per device."""
+    shapes = (), (checks.num_devices(cell),)
+    found = {name: getattr(decision, name) for name in DECIDED}
+    parts: dict[str, Any] = {
+        name: jnp.asarray(checks.positive(f"decision.{name}", value, *shapes))
+        for name, value in found.items()
+        if value is not None
+    }
+    return dataclasses.replace(decision, **parts)
 
 
 def with_power(decision: Decision, cell: Cell) -> Cell:

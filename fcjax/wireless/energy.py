@@ -6,13 +6,16 @@ transmit power times the time of sending.
 
 from __future__ import annotations  # short types in help()
 
+import dataclasses
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array
 
 from fcjax import checks
 from fcjax.types import Cell, Decision, Observation, Training
 from fcjax.wireless.access import send_time
-from fcjax.wireless.decisions import num_samples, with_power
+from fcjax.wireless.decisions import checked, num_samples, with_power
 
 
 def round_energy(decision: Decision, observation: Observation, cell: Cell, training: Training) -> Array:
@@ -28,6 +31,8 @@ def round_energy(decision: Decision, observation: Observation, cell: Cell, train
     """
     observation, cell = checks.uplink(observation, cell, needs_upload=False)
     scheduled = checks.mask("decision.scheduled", decision.scheduled, checks.num_devices(cell))
+    share: Any = checks.not_negative("decision.share", decision.share, jnp.shape(scheduled))
+    decision = dataclasses.replace(checked(decision, cell), scheduled=scheduled, share=jnp.asarray(share))
     spent_j = computing_energy(cell, training, decision) + _sending_energy(decision, observation, cell)
     return jnp.where(scheduled, spent_j, 0)
 

@@ -146,3 +146,19 @@ def test_the_download_precedes_the_computation(dtype):
         np.testing.assert_allclose(decision.share, expected.share, rtol=1e-4)
         time_s = fcjax.round_time(decision.scheduled, decision.share, observation, cell)
         np.testing.assert_allclose(time_s, decision.round_s, rtol=1e-5)
+
+
+def test_decisions_are_checked():
+    observation, cell = setting()
+    usual = fcjax.allocate(np.ones(3, bool), observation, cell)
+    for name, bad, message in (
+        ("power_w", -1.0, "decision.power_w must be positive and finite, got -1"),
+        ("cpu_hz", "fast", "decision.cpu_hz must be a real number or an array of them, got 'fast'"),
+        ("local_steps", np.ones(2), r"decision.local_steps must have shape \(\) or \(3,\), got \(2,\)"),
+        ("batch_size", {}, "decision.batch_size must be a real number"),
+    ):
+        decision = dataclasses.replace(usual, **{name: bad})
+        with pytest.raises(ValueError, match=message):
+            fcjax.round_energy(decision, observation, cell, TRAINING)
+        with pytest.raises(ValueError, match=message):
+            as_decided(decision, observation, cell, TRAINING)
