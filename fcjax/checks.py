@@ -149,18 +149,17 @@ def uplink(observation: Observation, cell: Cell, *, needs_upload: bool = True) -
     gain = not_negative("observation.gain", observation.gain, per_device, low=0)
     available = observation.available
     if available is not True:
-        available = _available(available, per_device)
+        available = booleans_of("observation.available", available, per_device)
         gain = jnp.where(available, gain, 0)
     compute_s = not_negative_or_infinite("observation.compute_s", observation.compute_s, per_device)
     return Observation(gain, compute_s, available), dataclasses.replace(cell, **fields)
 
 
-def _available(value: Any, per_device: Shape) -> Array:
+def booleans_of(name: str, value: Any, per_device: Shape) -> Array:
+    """Checks that a value is a boolean, or one per device."""
     array: Any = value if isinstance(value, jax.Array) else np.asarray(value)
     if array.dtype != bool or array.shape not in ((), per_device):
-        raise ValueError(
-            f"observation.available must be booleans of shape () or {per_device}, got {array.dtype} {array.shape}"
-        )
+        raise ValueError(f"{name} must be booleans of shape () or {per_device}, got {array.dtype} {array.shape}")
     return jnp.asarray(array)
 
 

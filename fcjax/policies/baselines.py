@@ -19,9 +19,14 @@ def random(n: ArrayLike = 3) -> Policy:
 
 def _select_random(key: Array, n: Array, context: RoundContext) -> tuple[Array, Decision]:
     draw = jax.vmap(jax.random.uniform)(keys.per_device(key, checks.num_devices(context.cell)))
-    available = jnp.asarray(context.observation.available)
+    available = _available(context)
     scheduled = smallest_mask(jnp.where(available, draw, jnp.inf), n) & available
     return n, allocate(scheduled, context.observation, context.cell)
+
+
+def _available(context: RoundContext) -> Array:
+    per_device = (checks.num_devices(context.cell),)
+    return checks.booleans_of("observation.available", context.observation.available, per_device)
 
 
 def proportional_fair(n: ArrayLike = 3) -> Policy:
@@ -58,7 +63,7 @@ def everybody() -> Policy:
 
 
 def _select_everybody(key: Array, state: tuple, context: RoundContext) -> tuple[tuple, Decision]:
-    scheduled = jnp.broadcast_to(jnp.asarray(context.observation.available), checks.num_devices(context.cell))
+    scheduled = jnp.broadcast_to(_available(context), checks.num_devices(context.cell))
     if context.cell.access == "tdma":
         return state, allocate(scheduled, context.observation, context.cell)
     number = jnp.maximum(jnp.sum(scheduled), 1).astype(float)
