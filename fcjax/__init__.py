@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from fcjax.sweeps.grid import plan
     from fcjax.sweeps.jobs import Job
     from fcjax.sweeps.run import run_all, sweep
-    from fcjax.theory import bounds
+    from fcjax.theory import bounds, design
+    from fcjax.theory.least_energy import least_energy
     from fcjax.types import (
         Cell,
         Compressor,
@@ -66,11 +67,13 @@ _WHERE = {
     "compressors": "learning",
     "console": "runtime",
     "data": "",
+    "design": "theory",
     "fastest_sets": "wireless.access",
     "files": "runtime",
     "hardware": "runtime",
     "lambertw": "wireless.lambertw",
     "latency": "wireless",
+    "least_energy": "theory.least_energy",
     "metrics": "sweeps",
     "models": "learning",
     "outages": "wireless",
@@ -117,11 +120,13 @@ __all__ = [
     "compressors",
     "console",
     "data",
+    "design",
     "fastest_sets",
     "files",
     "hardware",
     "lambertw",
     "latency",
+    "least_energy",
     "metrics",
     "models",
     "outages",

@@ -143,7 +143,9 @@ def uplink(observation: Observation, cell: Cell, *, needs_upload: bool = True) -
     fields: dict[str, Any] = {
         field.name: real(f"cell.{field.name}", getattr(cell, field.name), (), per_device) for field in _numbers(cell)
     }
-    fields |= {name: of_cell(name, cell) for name in ("bandwidth_hz", "noise_psd_w_hz", "power_w", "upload_bits")}
+    names = ("bandwidth_hz", "noise_psd_w_hz", "power_w", "upload_bits")
+    of_download = () if cell.download_bits is None else ("download_bits", "broadcast_w")
+    fields |= {name: of_cell(name, cell) for name in (*names, *of_download)}
     if needs_upload:
         positive("cell.upload_bits", fields["upload_bits"])
     gain = not_negative("observation.gain", observation.gain, per_device, low=0)

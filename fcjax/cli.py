@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import importlib.metadata
+import inspect
 import json
 import shlex
 import sys
@@ -70,7 +71,7 @@ class _Parser(argparse.ArgumentParser):
         return f"{super().format_help()}\npolicies:\n{textwrap.fill(', '.join(names), 100, **_INDENT)}\n"
 
 
-_INDENT: Any = {"initial_indent": "  ", "subsequent_indent": "  "}
+_INDENT: Any = {"initial_indent": "  ", "subsequent_indent": "  ", "break_on_hyphens": False}
 
 
 def parser(program: str = "fcjax sweep") -> argparse.ArgumentParser:
@@ -88,6 +89,11 @@ def parser(program: str = "fcjax sweep") -> argparse.ArgumentParser:
         **several,
         help="policies by name, as listed below (default: fc)",
     )
+    p.add_argument(
+        "--preset",
+        default="shi2020",
+        help="shi2020 (the paper's), heterogeneous, energy, mobile, crowd, or my_file:my_preset (default: shi2020)",
+    )
     p.add_argument("--dataset", default="mnist", help="mnist, cifar10, fashion_mnist, ... (default: mnist)")
     p.add_argument(
         "--distribution",
@@ -96,7 +102,7 @@ def parser(program: str = "fcjax sweep") -> argparse.ArgumentParser:
         help="of the data among devices: iid; l1, l2, ... labels per device; dir0.1, ... Dirichlet (default: l1)",
     )
     p.add_argument("--radius", type=float, default=[600.0], **several, help="radius of the cell in m (default: 600)")
-    p.add_argument("--devices", type=int, default=[20], **several, help="number of devices (default: 20)")
+    p.add_argument("--devices", type=int, **several, help="number of devices (default: the preset's, mostly 20)")
     p.add_argument("--budget", type=float, **several, help="simulated time in s (default: 60, or 200 for CIFAR-10)")
     p.add_argument(
         "--axis",
@@ -170,7 +176,10 @@ def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
             remove_abandoned(args.out)
             command = shlex.join([*program.split(), *argv])
             with warnings_as_lines():
-                preset = partial(fcjax.presets.shi2020, observation_error=args.observation_error)
+                preset = fcjax.presets.by_name(args.preset)
+                if args.observation_error:
+                    check_takes(preset, "observation_error", args.preset)
+                    preset = partial(preset, observation_error=args.observation_error)
                 jobs = plan(args.policy, **axes, dataset=args.dataset, preset=preset, progress=True)
                 claim()
                 prepared_s = time.monotonic() - start
@@ -194,6 +203,13 @@ def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
         finished = any((args.out / "runs").glob("[!.]*.npz"))
         print(f"interrupted; {again if finished else 'no run had finished'}", file=sys.stderr)
         return 130
+
+
+def check_takes(preset: Callable, setting: str, name: str) -> None:
+    """Raises ValueError if a preset has no such setting."""
+    parameters = inspect.signature(preset).parameters
+    if setting not in parameters and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        raise ValueError(f"preset {name!r} has no setting {setting}: it has {', '.join(parameters)}")
 
 
 def parse_axes(given: list[list[str]]) -> dict[str, list]:

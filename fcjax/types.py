@@ -316,6 +316,7 @@ class Limits(NamedTuple):
     compute_s: ArrayLike  # () or (M,) s, the shortest computation time
     num_rounds: int | None = None  # how many rounds the world has; None for any number
     always_available: bool = False  # whether no device is ever unavailable
+    may_end: bool = False  # whether runs end with the last round; if not, too few rounds for the budget are an error
 
 
 @_one_program_per("observe")

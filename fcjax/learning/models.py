@@ -20,6 +20,7 @@ import optax
 from jax import Array
 
 from fcjax import checks
+from fcjax.learning import convolutions
 
 Params = Any
 
@@ -104,10 +105,108 @@ class MLP(nn.Module):
         return x
 
 
+def cnn(
+    input_shape: Sequence[int],
+    num_labels: int,
+    *,
+    channels: Sequence[int] = (16, 32),
+    hidden: Sequence[int] = (128,),
+    mean: float = 0.0,
+    std: float = 1.0,
+) -> Model:
+    """Makes a convolutional network, by default with two layers of 5 x 5 convolutions and one dense layer of 128 units.
+
+    It has 215,370 parameters on MNIST and 277,610 on CIFAR-10. Its layers are those of H. B. McMahan, E. Moore, D.
+    Ramage, S. Hampson, B. Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+    International Conference on Artificial Intelligence and Statistics, 2017, whose network for MNIST is
+    `channels=(32, 64), hidden=(512,)`. Equal arguments return the same object.
+    """
+    module = CNN(_sizes("channels", channels), (*_sizes("hidden", hidden), num_labels))
+    return _on_images(module, _sizes("input_shape", input_shape), num_labels, *_scale(mean, std))
+
+
+class CNN(nn.Module):
+    """Layers of 5 x 5 convolutions, ReLU and 2 x 2 max pooling, then linear layers with ReLU between them."""
+
+    channels: Sequence[int]
+    features: Sequence[int]
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        for size in self.channels:
+            x = nn.max_pool(nn.relu(nn.Conv(size, (5, 5))(x)), (2, 2), (2, 2))
+        return MLP(self.features)(x)
+
+
+def resnet(
+    input_shape: Sequence[int],
+    num_labels: int,
+    *,
+    channels: Sequence[int] = (16, 32, 64),
+    mean: float = 0.0,
+    std: float = 1.0,
+) -> Model:
+    """Makes a small residual network with group normalisation, which keeps no statistics that averaging would lose.
+
+    Each number of channels is one residual block, and all but the first halve the image. The default has 8 layers with
+    weights besides its shortcuts, and 78,042 parameters on CIFAR-10. K. He, X. Zhang, S. Ren, J. Sun, "Deep Residual
+    Learning for Image Recognition", Conference on Computer Vision and Pattern Recognition, 2016, Sec. 4.2, with one
+    block per stage and shortcuts by 1 x 1 convolutions. K. Hsieh, A. Phanishayee, O. Mutlu, P. B. Gibbons, "The Non-IID
+    Data Quagmire of Decentralized Machine Learning", International Conference on Machine Learning, 2020, show that
+    group normalisation tolerates skewed labels where batch normalisation does not. Equal arguments return the same
+    object.
+    """
+    module = ResNet(_sizes("channels", channels), num_labels)
+    return _on_images(module, _sizes("input_shape", input_shape), num_labels, *_scale(mean, std))
+
+
+class ResNet(nn.Module):
+    """A 3 x 3 convolution, residual blocks of two more each, the mean over all places, and a linear layer."""
+
+    channels: Sequence[int]
+    num_labels: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        norm = lambda x: nn.GroupNorm(num_groups=math.gcd(8, x.shape[-1]))(x)  # noqa: E731
+        x = nn.relu(norm(nn.Conv(self.channels[0], (3, 3), use_bias=False)(x)))
+        for index, size in enumerate(self.channels):
+            stride = 2 if index else 1
+            y = nn.relu(norm(nn.Conv(size, (3, 3), stride, use_bias=False)(x)))
+            y = norm(nn.Conv(size, (3, 3), use_bias=False)(y))
+            if index:
+                x = norm(nn.Conv(size, (1, 1), stride, use_bias=False)(x))
+            x = nn.relu(x + y)
+        return nn.Dense(self.num_labels)(jnp.mean(x, (1, 2)))
+
+
+@functools.lru_cache(maxsize=64)
+def _on_images(module: nn.Module, shape: tuple[int, ...], num_labels: int, mean: float, std: float) -> Model:
+    if len(shape) != 3:
+        raise ValueError(
+            f"{type(module).__name__} needs images of shape (height, width, channels), got inputs of shape {shape}"
+        )
+    return from_flax(module, shape, num_labels, mean=mean, std=std)
+
+
+def by_name(name: str, input_shape: Sequence[int], num_labels: int, *, mean: float = 0.0, std: float = 1.0) -> Model:
+    """Returns the model "mlp", "cnn" or "resnet" for inputs of a shape."""
+    known: dict[str, Callable[..., Model]] = {"mlp": mlp, "cnn": cnn, "resnet": resnet}
+    if name not in known:
+        raise ValueError(
+            f"model must be a flax module, a fcjax.models.Model or one of {', '.join(known)}, got {name!r}"
+        )
+    return known[name](input_shape, num_labels, mean=mean, std=std)
+
+
 def from_flax(
     module: nn.Module, input_shape: Sequence[int], num_labels: int, *, mean: float = 0.0, std: float = 1.0
 ) -> Model:
-    """Makes a classifier with cross-entropy loss from a flax module that maps inputs to logits (B, num_labels)."""
+    """Makes a classifier with cross-entropy loss from a flax module that maps inputs to logits (B, num_labels).
+
+    On a CPU, gradients of its convolutions and its max pooling are computed in a faster way; see
+    `fcjax.learning.convolutions`.
+    """
     name = type(module).__name__
     mean, std = _scale(mean, std)
     example = jax.ShapeDtypeStruct((2, *input_shape), jnp.float32)
@@ -135,8 +234,11 @@ def from_flax(
             f"got {shape or logits}"
         )
 
+    plain = lambda params, x: module.apply({"params": params}, x)  # noqa: E731
+    logits_of = convolutions.rewrite(plain, variables["params"], example)
+
     def apply(params, x):
-        return module.apply({"params": params}, _normalised(x, mean, std))
+        return logits_of(params, _normalised(x, mean, std))
 
     def losses(params, x, y):
         return optax.softmax_cross_entropy_with_integer_labels(apply(params, x), y)

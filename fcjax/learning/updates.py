@@ -322,22 +322,31 @@ def _under_a_mask(train: Callable[[Array], _Local], scheduled: Array, share: Arr
     mean = aggregate(local.params, share)
     middle = mean if local.gradient is None else aggregate(local.gradient, share)
     distance = jax.vmap(_distance, (0, None))(local.ruler, middle)
-    return _All(mean, local._replace(params=None, gradient=None), distance)
+    return _All(mean, _without_models(local), distance)
+
+
+_MOST_KEPT = 64  # models in memory at a time, besides the global one
 
 
 def _in_slots(train: Callable[[Array], _Local], scheduled: Array, share: Array, width: int) -> _All:
-    """Trains `width` scheduled devices at a time; memory holds the models of all devices."""
+    """Trains `width` scheduled devices at a time.
+
+    Memory holds the models of up to `_MOST_KEPT` devices. If more are scheduled, the first ones train again once the
+    mean is known, to measure how far from it they are.
+    """
     num_devices = scheduled.size
     width = min(width, num_devices)
     order = jnp.argsort(~scheduled, stable=True)  # the scheduled first
     order = jnp.concatenate([order, jnp.full(-num_devices % width, order[0])])
     counted = jnp.where(jnp.arange(order.size) < num_devices, share[order], 0)
     num_scheduled = jnp.sum(scheduled)
+    num_kept = min(order.size, -(-_MOST_KEPT // width) * width)
+    holds_all = num_kept == order.size
 
-    def in_turn(visit, state):
-        """Applies visit(start, state) to all chunks that hold a scheduled device."""
+    def in_turn(visit, state, first=None, end=num_scheduled):
+        """Applies visit(start, state) to all chunks from `first` on that hold a device before `end`."""
         step = lambda carry: (carry[0] + width, visit(*carry))  # noqa: E731
-        return lax.while_loop(lambda carry: carry[0] < num_scheduled, step, (jnp.array(0), state))[1]
+        return lax.while_loop(lambda carry: carry[0] < end, step, (jnp.array(0) if first is None else first, state))[1]
 
     def take(array, start):
         return lax.dynamic_slice_in_dim(array, start, width)
@@ -345,28 +354,50 @@ def _in_slots(train: Callable[[Array], _Local], scheduled: Array, share: Array, 
     def put(array, new, start):
         return lax.dynamic_update_slice_in_dim(array, new, start, 0)
 
-    def train_some(start, state):
-        sums, all_ = state
-        local = jax.vmap(train)(take(order, start))
-        sums = jax.tree.map(jnp.add, sums, aggregate((local.params, local.gradient), take(counted, start)))
-        return sums, jax.tree.map(lambda buffer, new: put(buffer, new, start), all_, local)
+    def slot(start):
+        """Returns where models are kept: later ones replace earlier ones."""
+        return start if holds_all else start % num_kept
 
-    def measure_some(start, distance):
-        rulers = jax.tree.map(lambda leaf: take(leaf, start), local.ruler)
-        middle = mean if local.gradient is None else mean_gradient
+    def train_some(start, state):
+        sums, kept, others = state
+        local = jax.vmap(train)(take(order, start))
+        models = local.params, local.gradient
+        sums = jax.tree.map(jnp.add, sums, aggregate(models, take(counted, start)))
+        kept = jax.tree.map(lambda buffer, new: put(buffer, new, slot(start)), kept, models)
+        rest = _without_models(local)
+        return sums, kept, jax.tree.map(lambda buffer, new: put(buffer, new, start), others, rest)
+
+    def measure_some(start, distance, rulers=None):
+        if rulers is None:
+            rulers = jax.tree.map(lambda leaf: take(leaf, slot(start)), kept[0] if kept[1] is None else kept[1])
+        middle = mean if mean_gradient is None else mean_gradient
         return put(distance, jax.vmap(_distance, (0, None))(rulers, middle), start)
 
+    def measure_again(start, distance):
+        return measure_some(start, distance, jax.vmap(train)(take(order, start)).ruler)
+
+    def room(shapes, number):
+        return jax.tree.map(lambda s: jnp.zeros((number, *s.shape), s.dtype), shapes)
+
     shapes = jax.eval_shape(train, order[0])
-    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes.params, shapes.gradient))
-    room = jax.tree.map(lambda s: jnp.zeros((order.size, *s.shape), s.dtype), shapes)
-    (mean, mean_gradient), local = in_turn(train_some, (nothing, room))
-    distance = in_turn(measure_some, jnp.zeros_like(local.rho))
+    models = shapes.params, shapes.gradient
+    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), models)
+    start = nothing, room(models, num_kept), room(_without_models(shapes), order.size)
+    (mean, mean_gradient), kept, local = in_turn(train_some, start)
+    distance, first_kept = jnp.zeros_like(local.rho), None
+    if not holds_all:
+        first_kept = jnp.maximum((num_scheduled + width - 1) // width * width - num_kept, 0)
+        distance = in_turn(measure_again, distance, end=first_kept)
+    distance = in_turn(measure_some, distance, first_kept)
 
     def by_device(leaf):
         return jnp.zeros((num_devices, *leaf.shape[1:]), leaf.dtype).at[order[:num_devices]].set(leaf[:num_devices])
 
-    scalars = local._replace(params=None, gradient=None)
-    return _All(mean, jax.tree.map(by_device, scalars), by_device(distance))
+    return _All(mean, jax.tree.map(by_device, local), by_device(distance))
+
+
+def _without_models(local: _Local) -> _Local:
+    return local._replace(params=None, gradient=None)
 
 
 def _distance(a: Params, b: Params) -> Array:

@@ -6,7 +6,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from fcjax import checks, keys
-from fcjax.policies.parameters import with_number
+from fcjax.policies.parameters import available_of, block_for_each, with_number
 from fcjax.types import Cell, Decision, Policy, RoundContext
 from fcjax.wireless.access import allocate, equal_share, round_time
 from fcjax.wireless.sets import smallest_mask
@@ -19,14 +19,9 @@ def random(n: ArrayLike = 3) -> Policy:
 
 def _select_random(key: Array, n: Array, context: RoundContext) -> tuple[Array, Decision]:
     draw = jax.vmap(jax.random.uniform)(keys.per_device(key, checks.num_devices(context.cell)))
-    available = _available(context)
+    available = available_of(context)
     scheduled = smallest_mask(jnp.where(available, draw, jnp.inf), n) & available
     return n, allocate(scheduled, context.observation, context.cell)
-
-
-def _available(context: RoundContext) -> Array:
-    per_device = (checks.num_devices(context.cell),)
-    return checks.booleans_of("observation.available", context.observation.available, per_device)
 
 
 def proportional_fair(n: ArrayLike = 3) -> Policy:
@@ -51,19 +46,14 @@ def everybody() -> Policy:
     """
 
     def init(cell: Cell) -> tuple:
-        checks.access(cell)
-        if cell.access == "ofdma" and checks.num_devices(cell) > cell.num_blocks:
-            raise ValueError(
-                f"everybody needs a block for each device: cell.num_blocks must be {checks.num_devices(cell)} or more, "
-                f"got {cell.num_blocks}"
-            )
+        block_for_each("everybody", cell)
         return ()
 
     return Policy(init, _select_everybody)
 
 
 def _select_everybody(key: Array, state: tuple, context: RoundContext) -> tuple[tuple, Decision]:
-    scheduled = jnp.broadcast_to(_available(context), checks.num_devices(context.cell))
+    scheduled = available_of(context)
     if context.cell.access == "tdma":
         return state, allocate(scheduled, context.observation, context.cell)
     number = jnp.maximum(jnp.sum(scheduled), 1).astype(float)

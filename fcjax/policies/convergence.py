@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
@@ -26,7 +27,7 @@ def fast_converge(phi: ArrayLike = 0.05) -> Policy:
 
 def _select_fast_converge(key: Array, phi: Array, context: RoundContext) -> tuple[Array, Decision]:
     num_devices = checks.num_devices(context.cell)
-    return phi, _greedy(context, num_devices, lambda n, round_s: objective(n, round_s, phi, context))
+    return phi, greedy(context, num_devices, lambda n, round_s: objective(n, round_s, phi, context))
 
 
 def exact(phi: ArrayLike = 0.05) -> Policy:
@@ -50,10 +51,10 @@ def fixed(n: ArrayLike) -> Policy:
 
 
 def _select_fixed(key: Array, n: Array, context: RoundContext) -> tuple[Array, Decision]:
-    return n, _greedy(context, n, lambda n, round_s: jnp.zeros_like(round_s))
+    return n, greedy(context, n, lambda n, round_s: jnp.zeros_like(round_s))
 
 
-def _greedy(context: RoundContext, most: ArrayLike, cost: Callable[[Array, Array], Array]) -> Decision:
+def greedy(context: RoundContext, most: ArrayLike, cost: Callable[[Array, Array], Array]) -> Decision:
     """Alg. 2: starts with the fastest device and adds up to `most` devices while cost(n, round_s) does not grow."""
     upload, scheme = uploads_of(context), scheme_of(context.cell)
     alone_s = time_with_share(1, upload)
@@ -89,3 +90,26 @@ def objective(n: ArrayLike, round_s: ArrayLike, phi: ArrayLike, context: RoundCo
         local_steps=training.local_steps,
         phi=phi,
     )
+
+
+def optimality_gap(scheduled: ArrayLike, round_s: ArrayLike, context: RoundContext, phi: ArrayLike = 0.05) -> Array:
+    """Returns the objective of P4 for a schedule over that of the best one, (): 1 is optimal.
+
+    It is 1 too if no schedule fits in the budget, and NaN if nobody is scheduled or there is nothing to upload. A
+    policy that decides powers, local steps or batches has other round times than the best schedule may have, so its gap
+    may be below 1.
+
+    Args:
+      scheduled: (M,) bool, any set of devices.
+      round_s: () s, its round time.
+      context: what is known about the round.
+      phi: the parameter of the objective.
+    """
+    scheduled = checks.mask("scheduled", scheduled, checks.num_devices(context.cell))
+    phi, best = _select_exact(jax.random.key(0), jnp.asarray(phi, float), context)
+    cost, least = (
+        objective(jnp.sum(mask), seconds, phi, context)
+        for mask, seconds in ((scheduled, jnp.asarray(round_s)), (best.scheduled, best.round_s))
+    )
+    gap = jnp.where(jnp.isinf(least), jnp.where(jnp.isinf(cost), 1, jnp.nan), cost / least)
+    return jnp.where(jnp.any(scheduled), gap, jnp.nan)

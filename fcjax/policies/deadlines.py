@@ -1,4 +1,4 @@
-"""Policies that schedule as many devices as can finish by a deadline: client selection and asymptotic."""
+"""Policies that schedule as many devices as can finish by a deadline: client selection, asymptotic and frugal."""
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +6,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from fcjax.policies.parameters import uploads_of, with_parameter
+from fcjax.theory.least_energy import least_energy
 from fcjax.types import Decision, Policy, RoundContext
 from fcjax.wireless import tdma
 from fcjax.wireless.access import equal_share, required_share, round_time, scheme_of
@@ -71,3 +72,18 @@ def _select_asymptotic(key: Array, threshold_s: Array, context: RoundContext) ->
     else:
         n = jnp.maximum(jnp.sum(scheme.fastest_sets(upload)[0] <= threshold_s), 1)
     return threshold_s, scheme.allocate(scheme.fastest_set(n, upload)[0], upload)
+
+
+def frugal(deadline_s: ArrayLike) -> Policy:
+    """Schedules the devices of AS and spends the least energy with which they finish by the deadline.
+
+    See `fcjax.least_energy`: shares, powers and CPU frequencies are decided together. If not even one device can finish
+    by the deadline, it decides as AS does. Only FDMA.
+    """
+    return with_parameter("deadline_s", deadline_s, _select_frugal)
+
+
+def _select_frugal(key: Array, deadline_s: Array, context: RoundContext) -> tuple[Array, Decision]:
+    scheduled = _select_asymptotic(key, deadline_s, context)[1].scheduled
+    _, decision = least_energy(scheduled, deadline_s, context.observation, context.cell, context.training)
+    return deadline_s, decision

@@ -39,15 +39,20 @@ def write(results: xr.Dataset, out: Path) -> pd.DataFrame:
 
 _SETTINGS = {"distribution": "distribution", "radius_m": "R (m)", "phi": "phi", "devices": "M", "budget_s": "T (s)"}
 _SHOWN = {
-    "best_accuracy": ("best accuracy (%)", 100, 2),
-    "tilde_accuracy": ("w~ accuracy (%)", 100, 2),
-    "final_accuracy": ("final accuracy (%)", 100, 2),
-    "mean_scheduled": ("scheduled", 1, 2),
+    "best_accuracy": ("best (%)", 100, 2),
+    "tilde_accuracy": ("w~ (%)", 100, 2),
+    "final_accuracy": ("final (%)", 100, 2),
+    "mean_scheduled": ("devices", 1, 2),
     "mean_round_s": ("round (s)", 1, 3),
-    "rounds": ("rounds", 1, 1),
-    "energy_j": ("energy (J)", 1, 2),
-    "lost": ("lost updates", 1, 1),
+    "rounds": ("rounds", 1, 0),
+    "energy_j": ("energy (J)", 1, 1),
+    "lost": ("lost", 1, 1),
 }
+_LEAST_SEEDS = 3  # for an interval: of two runs, it is six times as wide as their distance
+_NOTE = (
+    "best, w~, final: test accuracy of the best model, of the one with the least reported loss, and of the last one.\n"
+    "Means over seeds; ± is the half width of the 95% interval (Student's t), for 3 seeds or more."
+)
 
 
 def table(rows: pd.DataFrame) -> str:
@@ -64,10 +69,10 @@ def table(rows: pd.DataFrame) -> str:
         line.append(f"{len(runs)} ({diverged} diverged)" if diverged else str(len(runs)))
         for column, (_, scale, digits) in shown.items():
             mean, half = interval(scale * runs[column].to_numpy(float))
-            line.append(f"{mean:.{digits}f}" + ("" if half != half else f" ± {half:.{digits}f}"))
+            known = half == half and len(runs) >= _LEAST_SEEDS
+            line.append(f"{mean:.{digits}f}" + (f" ± {half:.{digits}f}" if known else ""))
         lines.append(line)
-    note = "Means over seeds ± half width of the 95% interval (Student's t)."
-    return as_text([", ".join(constant), lines, note])
+    return as_text([", ".join(constant), lines, _NOTE])
 
 
 def _plain(value: Any) -> str:

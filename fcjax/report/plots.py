@@ -1,4 +1,4 @@
-"""Plots of a sweep: accuracy against simulated time or an axis of the sweep, and statistics of rounds.
+"""Plots of a sweep: accuracy against simulated time or an axis of the sweep, and statistics of rounds; sensitivities.
 
 Lines are means over seeds, and bands are their 95% intervals. There is one panel per setting of the cell and the data,
 with one line per policy, and per phi if there are several. With a single policy, lines are the values of the first
@@ -11,6 +11,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -37,6 +38,7 @@ _ALWAYS = ("distribution", "radius_m")  # in titles even if they do not vary
 _ROUNDS = (
     ("scheduled", "scheduled devices"),
     ("round_s", "round time (s)"),
+    ("energy_j", "energy of the round (J)"),
     ("rho", r"mean estimated $\rho$"),
     ("beta", r"mean estimated $\beta$"),
     ("delta", r"mean estimated $\delta$"),
@@ -44,7 +46,10 @@ _ROUNDS = (
 
 
 def accuracy(results: xr.Dataset) -> Figure:
-    """Plots test accuracy of the global model against simulated time."""
+    """Plots test accuracy of the global model against simulated time; thin lines are the best so far.
+
+    A thin line ends at the mean of the runs' best accuracies, the figure in the printed table.
+    """
     results = checked(results)
     panels = list(_panels(results))
     columns = min(3, len(panels))
@@ -56,18 +61,22 @@ def accuracy(results: xr.Dataset) -> Figure:
             axes.set_visible(False)
         for axes, (title, runs) in zip(grid.ravel(), panels, strict=False):
             axes.set_title(title)
-            axes.set(xlabel="simulated time (s)", ylim=(0, 1))
+            axes.set(xlabel="simulated time (s)")
             for style, line in _lines(results, runs):
                 times = np.linspace(0, float(line.budget_s[0]), 201)
                 _draw(axes, times, np.stack([held(run, times) for _, run in line.groupby("run")]), style)
+                best = np.mean([held(run, times, best_so_far=True) for _, run in line.groupby("run")], axis=0)
+                axes.plot(times, best, color=style["color"], linewidth=0.7, alpha=0.8, zorder=style["zorder"])
         for axes in grid[:, 0]:
             axes.set_ylabel("test accuracy")
+        grid[0, 0].plot([], [], color="grey", linewidth=0.7, label="best so far")
+        _within(grid[0, 0], 0, 1)
         _legend(figure, grid)
     return figure
 
 
 def rounds(results: xr.Dataset) -> Figure:
-    """Plots scheduled devices, round time and estimates, averaged over spans of simulated time."""
+    """Plots scheduled devices, round time, energy and estimates, averaged over spans of simulated time."""
     results = checked(results)
     panels = list(_panels(results))
     shape = (2, 3) if len(panels) == 1 else (len(_ROUNDS), len(panels))
@@ -75,24 +84,20 @@ def rounds(results: xr.Dataset) -> Figure:
         size = (1.2 + 3.0 * shape[1], 0.9 + 1.9 * shape[0])
         share = {"sharex": True} if len(panels) == 1 else {"sharex": "col", "sharey": "row"}
         figure, grid = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained", **share)
+        for axes in grid[-1]:
+            axes.set_xlabel("simulated time (s)")
         if len(panels) == 1:
-            grid[-1, -1].set_visible(False)
-            lowest = [grid[-1, 0], grid[-1, 1], grid[0, 2]]
-            grid = grid.reshape(-1, 1)[: len(_ROUNDS)]
+            grid = grid.reshape(-1, 1)
             figure.suptitle(panels[0][0])
         else:
-            lowest = grid[-1]
             for axes, (title, _) in zip(grid[0], panels, strict=True):
                 axes.set_title(title)
-        for axes in lowest:
-            axes.set_xlabel("simulated time (s)")
-            axes.tick_params(labelbottom=True)
         for column, (_, runs) in zip(grid.T, panels, strict=True):
             for style, line in _lines(results, runs):
                 edges = np.linspace(0, float(line.budget_s[0]), 31)
                 for axes, (name, _) in zip(column, _ROUNDS, strict=True):
-                    spans = np.stack([_in_spans(run, name, edges) for _, run in line.groupby("run")])
-                    _draw(axes, (edges[1:] + edges[:-1]) / 2, spans, style)
+                    spans = [in_spans(run, name, edges) for _, run in line.groupby("run") if run.rounds > 0]
+                    _draw(axes, (edges[1:] + edges[:-1]) / 2, np.reshape(spans, (-1, len(edges) - 1)), style)
         for axes, (_, label) in zip(grid[:, 0], _ROUNDS, strict=True):
             axes.set_ylabel(label)
         _legend(figure, grid)
@@ -123,9 +128,33 @@ def against(results: xr.Dataset, axis: str) -> Figure:
                 there = [x for x in positions if (line[axis].values == x).any()]
                 means, halves = zip(*(interval(best[line[axis].values == x]) for x in there), strict=True)
                 axes.errorbar(there, means, halves, marker="o", markersize=3, capsize=2, **style)
-        low, high = grid[0, 0].get_ylim()
-        grid[0, 0].set(ylabel="best test accuracy", ylim=(max(low, 0), min(high, 1)))
+        grid[0, 0].set_ylabel("best test accuracy")
+        _within(grid[0, 0], 0, 1)
         _legend(figure, grid)
+    return figure
+
+
+def sensitivities(table: pd.DataFrame) -> Figure:
+    """Plots by how many percent each quantity changes per percent of a parameter, of `fcjax.design.sensitivities`."""
+    needed = {"quantity", "quantity_value", "parameter", "percent_per_percent"}
+    if missing := sorted(needed - set(table)):
+        raise ValueError(f"table must be one of fcjax.design.sensitivities, but has no column {missing[0]!r}")
+    wide = table.pivot(index="parameter", columns="quantity", values="percent_per_percent").fillna(0)
+    wide = wide.loc[wide.abs().max(axis=1).sort_values().index]
+    wide = wide[(wide.abs() > 1e-9).any(axis=1)]
+    quantities = dict(zip(table.quantity, table.quantity_value, strict=True))
+    places = np.arange(len(wide))
+    with plt.rc_context({**STYLE, "axes.grid.axis": "x"}):
+        size = (2.4 + 2.6 * len(quantities), 1.0 + 0.24 * len(wide))
+        figure, grid = plt.subplots(1, len(quantities), figsize=size, squeeze=False, sharey=True, layout="constrained")
+        for axes, (quantity, value) in zip(grid[0], quantities.items(), strict=True):
+            bars = wide[quantity].to_numpy()
+            axes.barh(places, bars, color=np.where(bars > 0, COLOURS[1], COLOURS[0]))
+            axes.bar_label(axes.containers[0], [f"{x:.2f}" if abs(x) >= 0.005 else "" for x in bars], padding=2)
+            axes.axvline(0, color="black", linewidth=0.5)
+            axes.set(title=f"{quantity} = {value:.3g}", xlabel="percent per percent")
+            axes.margins(x=0.25, y=0.02)
+        grid[0, 0].set_yticks(places, labels=wide.index)
     return figure
 
 
@@ -187,7 +216,14 @@ def _lines(
 def _draw(axes: Axes, x: np.ndarray, values: np.ndarray, style: dict[str, Any]) -> None:
     mean, half = interval(values)
     axes.plot(x, mean, **style)
-    axes.fill_between(x, mean - half, mean + half, color=style["color"], alpha=0.15, linewidth=0)
+    # None of the quantities is negative, but Student's interval over few seeds may be.
+    axes.fill_between(x, np.maximum(mean - half, 0), mean + half, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _within(axes: Axes, least: float, most: float) -> None:
+    """Shortens the vertical axis to where values can be."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, least), min(high, most))
 
 
 def _legend(figure: Figure, grid: np.ndarray) -> None:
@@ -197,22 +233,27 @@ def _legend(figure: Figure, grid: np.ndarray) -> None:
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(columns, len(handles)))
 
 
-def held(run: xr.Dataset, times: np.ndarray) -> np.ndarray:
-    """Returns the accuracy at given times; that of a round holds until the next round ends."""
+def held(run: xr.Dataset, times: np.ndarray, *, best_so_far: bool = False) -> np.ndarray:
+    """Returns the accuracy at given times, or the best until then; that of a round holds until the next round ends."""
     run = run.squeeze("run")
     num_rounds = int(run.rounds)
     values = np.concatenate([[float(run.start_accuracy)], run.accuracy.values[:num_rounds]])
+    if best_so_far and num_rounds > 0:
+        values[1:] = np.maximum.accumulate(values[1:])  # the first model counts only where there is no other
     return values[np.searchsorted(run.elapsed_s.values[:num_rounds], times, side="right")]
 
 
-def _in_spans(run: xr.Dataset, name: str, edges: np.ndarray) -> np.ndarray:
-    """Returns the mean over the rounds that end in each span of time, or NaN if there are none."""
+def in_spans(run: xr.Dataset, name: str, edges: np.ndarray) -> np.ndarray:
+    """Returns the mean over time within each span, where a round counts for as long as it takes.
+
+    The last round counts until the budget is spent. Values per device are averaged, and devices and energies added up.
+    """
     run = run.squeeze("run")
     num_rounds = int(run.rounds)
     values = run[name].values[:num_rounds].astype(float)
     if values.ndim == 2:
-        values = values.sum(1) if name == "scheduled" else np.nanmean(values, axis=1)
-    span = np.clip(np.searchsorted(edges, run.elapsed_s.values[:num_rounds]) - 1, 0, len(edges) - 2)
-    count = np.bincount(span, minlength=len(edges) - 1)
-    total = np.bincount(span, values, minlength=len(edges) - 1)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+        values = np.nansum(values, axis=1) if name in ("scheduled", "energy_j") else np.nanmean(values, axis=1)
+    ends = run.elapsed_s.values[:num_rounds].astype(float)
+    ends[-1] = max(ends[-1], edges[-1])
+    total = np.concatenate([[0], np.cumsum(values * np.diff(ends, prepend=0))])
+    return np.diff(np.interp(edges, np.concatenate([[0], ends]), total)) / np.diff(edges)

@@ -25,6 +25,8 @@ class Registry(Generic[T]):
         kind: type[T],
         factories: Mapping[str, Callable[..., T]],
         short: Mapping[str, str] | None = None,
+        *,
+        word: str | None = None,
     ):
         """Makes a registry.
 
@@ -32,8 +34,9 @@ class Registry(Generic[T]):
           kind: the type that factories return.
           factories: the built-in factories by name.
           short: short forms and the names they stand for; N stands for a number, as in {"fixed-N": "fixed(n=N)"}.
+          word: what such a thing is called, if not by its type.
         """
-        self._kind, self._word = kind, kind.__name__.lower()
+        self._kind, self._word = kind, word or kind.__name__.lower()
         self._factories, self._short = dict(factories), dict(short or {})
 
     def names(self) -> list[str]:

@@ -216,18 +216,25 @@ def most_rounds(experiment: Experiment, decides: Sequence[str] = ()) -> int:
             f"the budget of {float(budget_s):g} s has room for {number:.3g} rounds of {shortest_s:.3g} s, more than "
             f"{_MOST_ROUNDS}: use a smaller budget"
         )
-    lasts = rounds_of_world(experiment)
-    if lasts is not None and lasts < int(number):
+    limits = _limits(experiment)
+    if limits.num_rounds is None or int(number) <= limits.num_rounds:
+        return int(number)
+    if not limits.may_end:
         raise ValueError(
-            f"the world has {lasts} rounds, and the budget of {float(budget_s):g} s has room for up to {int(number)}: "
-            "use a longer trace, a smaller budget or repeat=True"
+            f"the world has {limits.num_rounds} rounds, and the budget of {float(budget_s):g} s has room for up to "
+            f'{int(number)}: use a longer trace, a smaller budget, at_end="repeat" or at_end="stop"'
         )
-    return int(number)
+    return limits.num_rounds
 
 
 def rounds_of_world(experiment: Experiment) -> int | None:
     """Returns how many rounds the world has, or None if it has any number."""
     return None if _is_traced(experiment.cell) else _limits(experiment).num_rounds
+
+
+def may_end_with_world(experiment: Experiment) -> bool:
+    """Returns whether a run may end with the last round of its world, before its budget is spent."""
+    return not _is_traced(experiment.cell) and _limits(experiment).may_end
 
 
 def _is_always_as_usual(experiment: Experiment, decides: Sequence[str]) -> bool:

@@ -479,7 +479,16 @@ def as_float(x: ArrayLike) -> Array:
 
 
 def _width(experiment: Experiment) -> int | None:
-    """Returns how many devices to train at a time: by default one on a CPU, all on an accelerator."""
-    if experiment.width == "auto":
-        return 1 if jax.default_backend() == "cpu" else None
-    return experiment.width
+    """Returns how many devices to train at a time.
+
+    By default, this is one on a CPU. An accelerator trains all under a mask if they are few, and else those scheduled.
+    """
+    if experiment.width != "auto":
+        return experiment.width
+    if jax.default_backend() == "cpu":
+        return 1
+    return None if checks.num_devices(experiment.cell) <= _MOST_UNDER_A_MASK else _SIDE_BY_SIDE
+
+
+_MOST_UNDER_A_MASK = 64
+_SIDE_BY_SIDE = 16  # devices that train at a time on an accelerator, beside those of other runs

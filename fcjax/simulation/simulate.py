@@ -21,7 +21,7 @@ from fcjax.learning.evaluation import Score, evaluate
 from fcjax.learning.models import Model, Params
 from fcjax.policies.contract import decided_by
 from fcjax.runtime.plugins import of_user
-from fcjax.simulation.experiment import Experiment, check, most_rounds, rounds_of_world, training_of
+from fcjax.simulation.experiment import Experiment, check, may_end_with_world, most_rounds, rounds_of_world, training_of
 from fcjax.simulation.rounds import Record, State, Stop, as_float, no_record, no_reports, simulate_round
 from fcjax.types import Policy, in_brief, pytree
 
@@ -80,7 +80,7 @@ def simulate(key: Array, policy: Policy, experiment: Experiment, *, max_rounds: 
     experiment = check(experiment)
     state = of_user("policy: init", lambda: policy.init(experiment.cell))
     decides = decided_by(policy, state, experiment.cell, training_of(experiment))
-    given = max_rounds
+    is_limited = max_rounds is not None or may_end_with_world(experiment)
     if max_rounds is None:
         max_rounds = most_rounds(experiment, decides)
     elif not isinstance(max_rounds, int) or max_rounds < 1:
@@ -89,7 +89,7 @@ def simulate(key: Array, policy: Policy, experiment: Experiment, *, max_rounds: 
         raise ValueError(f"max_rounds must be at most {lasts}, the rounds of the world, got {max_rounds}")
     first = begin(key, state, experiment)
     run = _compiled(policy, decides, max_rounds, jax.default_backend())(key, first, experiment)
-    _warn_of_faults(run, policy, is_limited=given is not None)
+    _warn_of_faults(run, policy, is_limited=is_limited)
     return run
 
 

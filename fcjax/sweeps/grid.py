@@ -32,6 +32,7 @@ from fcjax.types import Cell, Estimates, Policy, Training
 _MOST_SEEDS = 10**6
 _AT_HAND = 64  # experiments in memory; others are made again when their runs begin
 _BUILT_IN = ("distribution", "radius_m", "budget_s", "num_devices")  # arguments of every preset
+_OF_PRESET = ("budget_s", "num_devices")  # None stands for the preset's own
 _SAME = {"cell.radius_m": "radius_m", "training.budget_s": "budget_s"}
 LEAVES = tuple(
     f"{part}.{field.name}"
@@ -66,10 +67,10 @@ def plan(
     radius_m: float | Sequence[float] = 600.0,
     phi: float | Sequence[float] = 0.05,
     budget_s: float | Sequence[float] | None = None,
-    num_devices: int | Sequence[int] = 20,
+    num_devices: int | Sequence[int] | None = None,
     seeds: int | Iterable[int] = 5,
     axes: Mapping[str, Any] | None = None,
-    preset: Callable[..., Experiment] = presets.shi2020,
+    preset: Callable[..., Experiment] | str = "shi2020",
     progress: bool = False,
 ) -> list[Job]:
     """Plans and checks the runs of a sweep, for `fcjax.run_all`. The arguments are those of `fcjax.sweep`.
@@ -77,8 +78,12 @@ def plan(
     Plan several grids and join the lists to run an irregular sweep as one.
     """
     built_in = {"distribution": distribution, "radius_m": radius_m, "budget_s": budget_s, "num_devices": num_devices}
+    name_of_preset = preset if isinstance(preset, str) else None
+    preset = presets.by_name(preset) if isinstance(preset, str) else preset
     if not callable(preset):
-        raise ValueError(f"preset must be a function that makes an Experiment, got {preset!r}")
+        raise ValueError(f"preset must be a name or a function that makes an Experiment, got {preset!r}")
+    if twice := {"dataset", "distribution", "radius_m", "seed"}.intersection(getattr(preset, "keywords", {})):
+        raise ValueError(f"the preset sets {min(twice)}, as the sweep does: pass it to the sweep instead")
     grid = {name: _checked(name, values) for name, values in (built_in | _further(axes, preset)).items()}
     if isinstance(seeds, np.ndarray | jax.Array) and seeds.ndim == 0:
         seeds = seeds.item()
@@ -102,7 +107,10 @@ def plan(
     settings = list(itertools.product(*grid.values()))
     with Progress(len(settings) * len(named) * len(seeds), "runs", enabled=progress) as shown:
         shown.begin("checking", counts=False)
-        return _checked_jobs(tuple(grid), settings, named, seeds, loaded.name, make, shown)
+        jobs = _checked_jobs(tuple(grid), settings, named, seeds, loaded.name, make, shown)
+    if name_of_preset in (None, "shi2020"):
+        return jobs
+    return [dataclasses.replace(job, labels=job.labels | {"preset": name_of_preset}) for job in jobs]
 
 
 def _further(axes: Mapping[str, Any] | None, preset: Callable) -> dict[str, Any]:
@@ -129,12 +137,14 @@ def _further(axes: Mapping[str, Any] | None, preset: Callable) -> dict[str, Any]
 def _checked(name: str, values: Any) -> list:
     """Checks the values of an axis and returns them as a list."""
     values = _several(name, values)
+    if name in _OF_PRESET and any(value is None for value in values):
+        return [value if value is None else _checked(name, value)[0] for value in values]
     if name in ("num_devices", "training.local_steps", "training.batch_size", "cell.num_blocks"):
         return [checks.whole(name, value, 1) for value in values]
     if bad := [value for value in values if np.ndim(value)]:
         raise ValueError(f"the values of axis {name} must be single numbers or strings, got shape {np.shape(bad[0])}")
     if name in ("radius_m", "budget_s") or (name in LEAVES and name != "cell.access"):
-        return [value if value is None and name == "budget_s" else checks.scalar(name, value) for value in values]
+        return [checks.scalar(name, value) for value in values]
     if bad := [value for value in values if not isinstance(value, str | int | float | np.generic)]:
         raise ValueError(f"the values of axis {name} must be strings or numbers, got {bad[0]!r}")
     return [value.item() if isinstance(value, np.generic) else value for value in values]
@@ -156,8 +166,7 @@ class _Maker:
     def _make(self, *setting: Any) -> Experiment:
         *values, seed = setting
         given = dict(zip(self._names, values, strict=True))
-        if given["budget_s"] is None:
-            del given["budget_s"]
+        given = {name: value for name, value in given.items() if value is not None}
         leaves = {name: given.pop(name) for name in list(given) if name in LEAVES}
         made = self._preset(self._loaded, **given, seed=seed)
         if not isinstance(made, Experiment):
@@ -187,16 +196,16 @@ def _checked_jobs(
     jobs: list[Job] = []
     checked = set()
     for setting in settings:
-        budgets_s = []
+        of_seeds = []
         for seed in seeds:
             experiment = make(*setting, seed)
             most_rounds(experiment)
-            budgets_s.append(float(np.asarray(experiment.training.budget_s)))
-            shown.update(len(jobs) + len(budgets_s), len(jobs) + len(budgets_s))
+            of_seeds.append((float(np.asarray(experiment.training.budget_s)), checks.num_devices(experiment.cell)))
+            shown.update(len(jobs) + len(of_seeds), len(jobs) + len(of_seeds))
         of_setting = dict(zip(names, setting, strict=True))
         further = {name: value for name, value in of_setting.items() if name not in _BUILT_IN}
         for name, phi_value, one, change in named:
-            for seed, of_seed_s in zip(seeds, budgets_s, strict=True):
+            for seed, (of_seed_s, devices) in zip(seeds, of_seeds, strict=True):
                 labels = {
                     "dataset": dataset,
                     "policy": name,
@@ -204,7 +213,7 @@ def _checked_jobs(
                     "radius_m": of_setting["radius_m"],
                     "phi": phi_value,
                     "seed": seed,
-                    "devices": of_setting["num_devices"],
+                    "devices": devices,
                     "budget_s": of_seed_s,
                     **further,
                 }

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from fcjax import checks, data, presets
+from fcjax import checks, data
 from fcjax.runtime.progress import Progress
-from fcjax.simulation.experiment import Experiment
+from fcjax.simulation.experiment import Experiment, may_end_with_world
 from fcjax.simulation.rounds import Stop
 from fcjax.simulation.simulate import Run
 from fcjax.sweeps import executor, results
@@ -39,10 +39,10 @@ def sweep(
     radius_m: float | Sequence[float] = 600.0,
     phi: float | Sequence[float] = 0.05,
     budget_s: float | Sequence[float] | None = None,
-    num_devices: int | Sequence[int] = 20,
+    num_devices: int | Sequence[int] | None = None,
     seeds: int | Iterable[int] = 5,
     axes: Mapping[str, Any] | None = None,
-    preset: Callable[..., Experiment] = presets.shi2020,
+    preset: Callable[..., Experiment] | str = "shi2020",
     client: Client | None = None,
     keep: str | os.PathLike | None = None,
     out: str | os.PathLike | None = None,
@@ -60,11 +60,12 @@ def sweep(
       radius_m: the radius of the cell.
       phi: the trade-off parameter; policies that do not take it run once.
       budget_s: the time budget; by default the preset's.
-      num_devices: M.
+      num_devices: M; by default the preset's.
       seeds: the number of seeds, starting at 0, or the seeds themselves.
       axes: further axes, as a mapping of names to values. A name is a leaf of the experiment, such as
         {"cell.bandwidth_hz": [5e6, 20e6]}, or an argument of the preset. Axes become coordinates of `run`.
-      preset: a function that makes an experiment from dataset, distribution, num_devices, radius_m, budget_s and seed.
+      preset: a name that `fcjax.presets.by_name` accepts, such as "heterogeneous", or a function that makes an
+        experiment from dataset, distribution, radius_m, seed, and num_devices and budget_s if they are given.
         Use `functools.partial` to pass further settings. It may be called several times for a run, and must return the
         same experiment each time.
       client: the client of a Dask cluster that executes the runs; by default this machine does.
@@ -203,6 +204,8 @@ class _Finished:
             found = [job for job in jobs if self._stops[job] == stop]
             if stop == Stop.BUDGET:
                 found = [job for job in found if not self._num_rounds[job]]
+            if stop == Stop.MAX_ROUNDS:
+                found = [job for job in found if not may_end_with_world(job.experiment)]
             if found:
                 where = f"the first after {self._num_rounds[found[0]]} rounds: {found[0].labels}"
                 warnings.warn(f"{len(found)} of {len(jobs)} runs {fault}, {where}", stacklevel=3)

@@ -1,1 +1,1 @@
-"""Convergence bounds."""
+"""Convergence bounds, least energy, and what to design by them."""

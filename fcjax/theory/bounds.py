@@ -23,7 +23,7 @@ from jax.typing import ArrayLike
 from fcjax import checks
 from fcjax.wireless.lambertw import x_minus_log1p
 
-Constant = Literal["published", "valid"]
+Constant = Literal["published", "valid", "tight"]
 
 
 def local_drift(*, delta: ArrayLike, beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLike) -> Array:
@@ -69,11 +69,11 @@ def _unit_excess(beta: ArrayLike, learning_rate: ArrayLike, local_steps: ArrayLi
     tiny = x * jnp.maximum(tau, 1) < jnp.finfo(x.dtype).eps / 4
     safe = jnp.where(tiny, 1, x)
     log = jnp.log1p(safe)
-    excess = (tau - 1) * (safe * log - x_minus_log1p(safe)) + (1 + safe) * _expm1_minus_x((tau - 1) * log)
+    excess = (tau - 1) * (safe * log - x_minus_log1p(safe)) + (1 + safe) * expm1_minus_x((tau - 1) * log)
     return eta * jnp.where(tiny, x * tau * (tau - 1) / 2, excess / safe), eta, tau
 
 
-def _expm1_minus_x(x: Array) -> Array:
+def expm1_minus_x(x: Array) -> Array:
     """Computes exp(x) - 1 - x to full relative accuracy, also at small x."""
     num_terms = 9 if x.dtype == jnp.float32 else 17  # the remainder is below the rounding error for |x| <= 1
     series = np.asarray([1 / math.factorial(k + 2) for k in reversed(range(num_terms))], x.dtype)
@@ -89,6 +89,7 @@ def sampling_constant(
     learning_rate: ArrayLike,
     local_steps: ArrayLike,
     constant: Constant = "published",
+    rho: ArrayLike | None = None,
 ) -> Array:
     """Returns A of Theorem 2: the penalty of scheduling n of M devices is (M - n)/n A.
 
@@ -102,6 +103,21 @@ def sampling_constant(
         A = beta sum_i D_i^2 (g_i + sum_j D_j g_j/D)^2 / (2 M (M - 1) D_min^2).
 
     This is a bound if all D_i are equal. Otherwise the mean of the scheduled models has a first-order bias.
+    `constant="tight"` is a bound for any D_i; for equal ones it is up to 4 times smaller than "valid". It needs `rho`.
+    With p_i = D_i/D and c^2 = M sum_i p_i^2 - 1, the squared coefficient of variation of the D_i,
+
+        A = (beta V/2 + rho c sqrt(V)) / (M - 1),   V = sum_j p_j^2 sum_i (D_i/D_min)^2 g_i^2.
+
+    The first term is M/2 times the published constant. The bound is attained for equal D_i, tau = 1 and Hessians that
+    are beta times the identity, if each delta_i is the actual divergence.
+
+    Proof. Let y_i = D_i (w_i - w), S = sum_{i in Pi} y_i, D_Pi = sum_{i in Pi} D_i and q = (M - n)/(n (M - 1)). Because
+    sum_i y_i = 0, E[S] = 0 and E||S||^2 = n^2 q/M sum_i ||y_i||^2. Let x_i = D_i (w_i - v), so ||x_i|| <= D_i g_i. Then
+    y_i = x_i - p_i sum_j x_j: the projection I - p 1^T applied to the x_i. Its norm is that of the projection p 1^T, so
+    sum_i ||y_i||^2 <= M sum_j p_j^2 sum_i D_i^2 g_i^2. With w^Pi - w = S/D_Pi and D_Pi >= n D_min this gives
+    R^2 = E||w^Pi - w||^2 <= q V. As E[D_Pi (w^Pi - w)] = E[S] = 0, E[w^Pi - w] = E[(1 - D_Pi/E[D_Pi]) (w^Pi - w)]. By
+    Cauchy and Schwarz, its norm is at most sqrt(var(D_Pi)) R/E[D_Pi] = c sqrt(q) R. F is beta-smooth and
+    ||grad F(w)|| <= rho, hence E[F(w^Pi) - F(w)] <= rho c sqrt(q) R + beta R^2/2 <= q (rho c sqrt(V) + beta V/2).
     """
     if constant not in get_args(Constant):
         raise ValueError(f"constant must be one of {', '.join(map(repr, get_args(Constant)))}, got {constant!r}")
@@ -110,10 +126,24 @@ def sampling_constant(
     g = local_drift(delta=delta, beta=beta, learning_rate=learning_rate, local_steps=local_steps)
     # Only D_i/D is used, because fourth powers of sample counts overflow float32.
     relative = weight / jnp.min(weight)
-    pairs = weight.size * max(weight.size - 1, 1)  # for M = 1 the penalty is 0 for any A
+    others = max(weight.size - 1, 1)  # for M = 1 the penalty is 0 for any A
+    pairs = weight.size * others
+    if constant == "valid":
+        return _times(beta, jnp.sum((relative * (g + jnp.sum(weight * g))) ** 2)) / (2 * pairs)
+    square = jnp.sum(weight**2) * jnp.sum((relative * g) ** 2)
     if constant == "published":
-        return _times(beta, jnp.sum(weight**2) * jnp.sum((relative * g) ** 2)) / pairs
-    return _times(beta, jnp.sum((relative * (g + jnp.sum(weight * g))) ** 2)) / (2 * pairs)
+        return _times(beta, square) / pairs
+    if rho is None:
+        raise ValueError("constant='tight' needs rho, the Lipschitz constant of the losses: pass rho")
+    variation = _root(weight.size * jnp.sum((weight - 1 / weight.size) ** 2))
+    bias = _times(_mean("rho", rho, weight) * variation, _root(square))
+    return (_times(beta, square) / 2 + bias) / others
+
+
+def _root(square: Array) -> Array:
+    """Returns the square root, with derivative 0 at 0."""
+    positive = square > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
 
 
 def scheduling_penalty(
@@ -125,10 +155,12 @@ def scheduling_penalty(
     learning_rate: ArrayLike,
     local_steps: ArrayLike,
     constant: Constant = "published",
+    rho: ArrayLike | None = None,
 ) -> Array:
     """Returns B(Pi) = (M - n)/n A of Theorem 2: the possible rise of the loss when n random devices are scheduled.
 
-    It is 0 for n = M and inf for n = 0. `num_scheduled` may have any shape. See `sampling_constant` for `constant`.
+    It is 0 for n = M and inf for n = 0. `num_scheduled` may have any shape. See `sampling_constant` for `constant`,
+    and for `rho`, which only "tight" needs.
     """
     a = sampling_constant(
         beta=beta,
@@ -137,6 +169,7 @@ def scheduling_penalty(
         learning_rate=learning_rate,
         local_steps=local_steps,
         constant=constant,
+        rho=rho,
     )
     n, num_devices = _num_scheduled(num_scheduled, delta)
     return jnp.where(n > 0, _times((num_devices - n) / jnp.where(n > 0, n, 1), a), jnp.inf)
@@ -177,13 +210,14 @@ def convergence_bound(
         learning_rate=learning_rate,
         local_steps=tau,
         constant=constant,
+        rho=rho,
     )
     delta, weight = _per_device(delta, num_samples)
     h = mean_drift(
         delta=jnp.sum(weight * delta), beta=_mean("beta", beta, weight), learning_rate=learning_rate, local_steps=tau
     )
     floor = _times(_mean("rho", rho, weight), h) + penalty
-    progress = jnp.asarray(learning_rate) * phi * tau
+    progress = jnp.asarray(checks.real("learning_rate", learning_rate, ())) * phi * tau
     half = 1 / (2 * progress * jnp.where(possible, k, 1))
     # half + sqrt(half^2 + floor/progress), in units of max(half, 1), because half^2 overflows for small phi.
     unit = lax.stop_gradient(jnp.maximum(half, 1))

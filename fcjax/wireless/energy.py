@@ -39,10 +39,11 @@ def round_energy(decision: Decision, observation: Observation, cell: Cell, train
 
 def computing_energy(cell: Cell, training: Training, decision: Decision | None = None) -> Array:
     """Returns the energy of computing, () or (M,) J, for every device; without a decision, at the cell's frequency."""
-    decided_hz = None if decision is None else decision.cpu_hz
-    cpu_hz = jnp.asarray(cell.cpu_hz if decided_hz is None else decided_hz)
-    cycles = jnp.asarray(cell.sample_floor_s) * cell.cpu_hz * num_samples(decision, training)
-    return jnp.asarray(cell.capacitance) * cpu_hz * cpu_hz * cycles
+    names = ("capacitance", "cpu_hz", "sample_floor_s")
+    capacitance, most_hz, floor_s = (jnp.asarray(checks.of_cell(name, cell)) for name in names)
+    cpu_hz = most_hz if decision is None or decision.cpu_hz is None else jnp.asarray(decision.cpu_hz)
+    cycles = floor_s * most_hz * num_samples(decision, training)
+    return capacitance * cpu_hz * cpu_hz * cycles
 
 
 def _sending_energy(decision: Decision, observation: Observation, cell: Cell) -> Array:

@@ -192,13 +192,17 @@ def _one_plus_e_times(z: Array) -> Array:
 
 
 def _branch_0_near(z: Array) -> Array:
-    q = jnp.clip(_one_plus_e_times(z), 0, 0.4)
+    return -1 - lower_root(jnp.clip(_one_plus_e_times(z), 0, 0.4))
+
+
+def lower_root(q: Array) -> Array:
+    """Returns the root x <= 0 of x - ln(1 + x) = -ln(1 - q), for 0 <= q <= 0.4."""
     positive = q > 0
     q = jnp.where(positive, q, 0.1)
     s = jnp.sqrt(2 * q)
-    guess = -s * _rational(s, _NEAR_BRANCH_POINT)  # of x; relative error below 1e-8
+    guess = -s * _rational(s, _NEAR_BRANCH_POINT)  # relative error below 1e-8
     x = _halley_x(guess, small_x_minus_log1p(guess) - _small_sigma(q))
-    return -1 - jnp.where(positive, x, 0)
+    return jnp.where(positive, x, 0)
 
 
 def _branch_0_away(z: Array) -> Array:

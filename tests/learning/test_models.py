@@ -31,6 +31,25 @@ def test_papers_networks(shape, count):
     np.testing.assert_array_equal(model.correct(params, x, y), np.argmax(log_probability, 1) == y)
 
 
+@pytest.mark.parametrize(
+    ("make", "shape", "count"),
+    [
+        (models.cnn, (28, 28, 1), 215_370),
+        (models.cnn, (32, 32, 3), 277_610),
+        (models.resnet, (28, 28, 1), 77_754),
+        (models.resnet, (32, 32, 3), 78_042),
+    ],
+)
+def test_convolutional_networks(make, shape, count):
+    model = make(shape, 10, mean=0.5, std=0.5)
+    assert model is make(list(shape), 10, mean=0.5, std=0.5)
+    assert models.num_parameters(model) == count
+    losses = jax.eval_shape(
+        model.losses, jax.eval_shape(model.init, jax.random.key(0)), np.zeros((4, *shape)), np.zeros(4, int)
+    )
+    assert losses.shape == (4,)
+
+
 def test_convex_losses_by_hand(x64):
     rng = np.random.default_rng(1)
     x, w = rng.normal(size=(7, 3)), rng.normal(size=3)

@@ -97,6 +97,26 @@ def test_round_matches_a_loop_over_devices(width, scheduled, x64):
         np.testing.assert_allclose(got, np.array(expected, float), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("divergence_of", ["displacement", "gradient"])
+@pytest.mark.parametrize(("width", "kept"), [(1, 1), (1, 3), (2, 4)])
+def test_memory_for_fewer_models_gives_the_same_round(width, kept, divergence_of, monkeypatch):
+    data, training, model, params, start = setting(np.float32)
+    device_keys = keys.per_device(jax.random.key(3), NUM_DEVICES)
+
+    @jax.jit
+    def round_of(scheduled):
+        how = {"width": width, "divergence_of": divergence_of}
+        return updates.train_round(device_keys, params, scheduled, start, data, training, model, **how)
+
+    schedules = [np.arange(NUM_DEVICES) < n for n in range(NUM_DEVICES + 1)]
+    expected = [round_of(scheduled) for scheduled in schedules]
+    monkeypatch.setattr(updates, "_MOST_KEPT", kept)
+    jax.clear_caches()
+    for scheduled, usual in zip(schedules, expected, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, round_of(scheduled), usual)
+
+
 @pytest.mark.parametrize("width", [None, 1, 4])
 def test_devices_keep_their_momentum(width, x64):
     """Compares three rounds with a loop. A device that skipped a round starts from its last velocity."""

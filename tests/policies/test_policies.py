@@ -2,6 +2,7 @@ import dataclasses
 import functools
 import re
 
+import contexts
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,6 +67,7 @@ def test_fast_converge_matches_the_published_algorithm(part, x64):
         assert set(np.flatnonzero(decision.scheduled)) == expected
         sizes.append(len(expected))
     assert len(set(sizes)) > 1, "the stopping rule should give sets of different sizes"
+    contexts.matched("fc", num_worlds)
 
 
 @pytest.mark.parametrize("num_devices", [2, 4, pytest.param(10, marks=pytest.mark.slow)])
@@ -81,6 +83,38 @@ def test_exact_matches_enumeration_and_never_loses_to_greedy(num_devices, x64):
         reached = [oracles.objective(int(d.scheduled.sum()), float(d.round_s), **settings) for d in (exact, greedy)]
         np.testing.assert_allclose(reached[0], least, rtol=1e-9)
         assert reached[0] <= reached[1] * (1 + 1e-12)
+    contexts.matched("exact", 4 if num_devices == 10 else 40)
+
+
+def test_optimality_gap_matches_enumeration(x64):
+    rng = np.random.default_rng(18)
+    gap_of = jax.jit(policies.optimality_gap)
+    gaps = []
+    for _ in range(30):
+        drawn = draw_context(rng, 5)
+        context = build_context(drawn, np.float64)
+        world, settings = for_oracle(drawn)
+        least, subset = oracles.exact_schedule(world, **settings)
+        scheduled = rng.uniform(size=5) < 0.5
+        scheduled[rng.integers(5)] = True
+        round_s = fcjax.allocate(scheduled, context.observation, context.cell).round_s
+        gap = gap_of(scheduled, round_s, context, drawn["phi"])
+        expected = oracles.objective(int(scheduled.sum()), float(round_s), **settings) / least
+        np.testing.assert_allclose(gap, expected, rtol=1e-8)
+        gaps.append(float(gap))
+        best = np.isin(np.arange(5), list(subset))
+        best_s = fcjax.allocate(best, context.observation, context.cell).round_s
+        np.testing.assert_allclose(gap_of(best, best_s, context, drawn["phi"]), 1, rtol=1e-9)
+    assert min(gaps) >= 1 - 1e-9
+    assert max(gaps) > 1.1
+
+
+@pytest.mark.slow
+def test_optimality_gap_without_a_schedule():
+    context = build_context(draw_context(np.random.default_rng(19), 4), np.float32, budget_s=1e-3)
+    nobody = np.zeros(4, bool)
+    assert np.isnan(policies.optimality_gap(nobody, 0.0, context))
+    assert policies.optimality_gap(~nobody, 1.0, context) == 1, "no schedule fits in the budget"
 
 
 def test_fixed_follows_the_greedy_order(x64):
@@ -152,6 +186,7 @@ def test_client_selection_against_a_loop(threshold_s, x64):
         assert set(np.flatnonzero(decision.scheduled)) == set(np.argsort(finish_s(n))[:n])
         np.testing.assert_allclose(decision.share, np.where(decision.scheduled, 1 / n, 0), rtol=1e-12)
         np.testing.assert_allclose(decision.round_s, np.sort(finish_s(n))[n - 1], rtol=1e-9)
+    contexts.matched("cs", 20)
 
 
 @pytest.mark.parametrize("threshold_s", [0.01, 0.4, 0.8, 1.5, 1000.0])
@@ -169,6 +204,7 @@ def test_asymptotic_against_all_subsets(threshold_s, x64):
         decision = decide(policies.asymptotic(threshold_s), build_context(drawn, np.float64))
         assert set(np.flatnonzero(decision.scheduled)) == set(subset)
         np.testing.assert_allclose(decision.round_s, time_s, rtol=1e-9)
+    contexts.matched("as", 5)
 
 
 def test_proportional_fair_picks_the_best_channels():

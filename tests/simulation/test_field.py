@@ -1,6 +1,7 @@
 """Runs past the paper's cell: batteries, availability, lost uploads, compression, wider decisions, other worlds."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -95,21 +96,32 @@ def test_a_policy_that_schedules_unavailable_devices_is_stopped():
 
 
 @pytest.mark.slow
-def test_a_trace_of_a_run_reproduces_it(tmp_path):
+@pytest.mark.parametrize("seed", range(4))
+def test_a_trace_of_a_run_reproduces_it(tmp_path, seed):
     experiment = tiny.experiment(world=worlds.intermittent(0.7, world=worlds.mobile(speed_m_s=20.0)))
     policy = policies.fast_converge(0.5)
-    run, h = history_of(policy, experiment, seed=4)
-    replay = worlds.trace(h.gain, h.compute_s, h.available)
-    fcjax.results.from_run(run, experiment).isel(run=[0])[["gain", "compute_s", "available"]].to_netcdf(
-        tmp_path / "trace.nc"
-    )
-    for world in (replay, worlds.from_file(tmp_path / "trace.nc")):
-        again, _ = history_of(policy, dataclasses.replace(experiment, world=world), seed=4, max_rounds=len(h.loss))
-        jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a)[: len(h.loss)], b), again.history, h)
+    run, h = history_of(policy, experiment, seed=seed)
+    replay = worlds.trace(h.gain, h.compute_s, h.available, at_end="stop")
+    path = tmp_path / "trace.nc"
+    fcjax.results.from_run(run, experiment).isel(run=[0])[["gain", "compute_s", "available"]].to_netcdf(path)
+    for world in (replay, worlds.from_file(path, at_end="stop")):
+        _, again = history_of(policy, dataclasses.replace(experiment, world=world), seed=seed)
+        jax.tree.map(np.testing.assert_array_equal, again, h)
+
+
+@pytest.mark.slow
+def test_a_sweep_over_the_trace_of_a_run_reproduces_it(tmp_path):
+    settings = {"dataset": tiny.dataset(), "num_devices": 6, "budget_s": 4, "seeds": 1, "workers": 1}
+    before = fcjax.sweep("fc", **settings, preset=tiny.experiment)
+    before.isel(run=[0])[["gain", "compute_s", "available"]].to_netcdf(tmp_path / "trace.nc")
+    world = worlds.from_file(tmp_path / "trace.nc", at_end="stop")
+    after = fcjax.sweep("fc", **settings, preset=functools.partial(tiny.experiment, world=world))
+    for name in ("round_s", "scheduled", "accuracy", "energy_j"):
+        np.testing.assert_array_equal(after[name], before[name])
 
 
 def test_a_trace_without_repetition_must_be_long_enough():
-    short = worlds.trace(np.full((5, 6), 1e-10), np.full((5, 6), 0.3), repeat=False)
+    short = worlds.trace(np.full((5, 6), 1e-10), np.full((5, 6), 0.3), at_end="error")
     with pytest.raises(ValueError, match=r"the world has 5 rounds, and the budget of 6 s has room for up to 2\d"):
         fcjax.simulate(jax.random.key(0), policies.everybody(), tiny.experiment(world=short))
     run, _ = history_of(policies.everybody(), tiny.experiment(world=short), max_rounds=5)

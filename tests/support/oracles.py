@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import statistics
 
 import mpmath
 import numpy as np
@@ -124,11 +125,17 @@ def bound(n, k, *, rho, beta, delta, num_samples, learning_rate, local_steps, ph
     eps0 = (1 + math.sqrt(1 + 4 * eta_phi_tau * k**2 * floor)) / (2 * eta_phi_tau * k)
     mean_g = math.fsum(d * x for d, x in zip(num_samples, g, strict=True)) / d_total
     a_valid = beta * math.fsum(d**2 * (x + mean_g) ** 2 for d, x in zip(num_samples, g, strict=True))
+    relative = statistics.pstdev(num_samples) / statistics.fmean(num_samples)
+    # p_i = D_i/D, so sum_i p_i^2 = (1 + relative^2)/M.
+    v = (1 + relative**2) * statistics.fmean(
+        (d * x / min(num_samples)) ** 2 for d, x in zip(num_samples, g, strict=True)
+    )
     return {
         "g": g,
         "h": h,
         "published": a,
         "valid": a_valid / (2 * m * (m - 1) * min(num_samples) ** 2),
+        "tight": (beta * v / 2 + rho * relative * math.sqrt(v)) / (m - 1),
         "penalty": b,
         "bound": eps0 + floor,
     }
@@ -171,3 +178,61 @@ def exact_schedule(world, **settings):
     """The smallest objective of P4 over all subsets, by enumeration, and its subset."""
     fastest = best_subsets(**world)
     return min((objective(len(subset), time_s, **settings), set(subset)) for time_s, subset in fastest)
+
+
+def least_energy(
+    deadline_s,
+    gain,
+    compute_s,
+    *,
+    power_w,
+    upload_bits,
+    bandwidth_hz,
+    noise_psd_w_hz,
+    compute_j,
+    wait_s=0.0,
+):
+    """The least energy of devices that are all scheduled, by SciPy's SLSQP in the logs of shares, powers and speeds.
+
+    `compute_j` is the energy of computing at full frequency, `wait_s` the time of the download, and a speed is the
+    fraction of the full frequency. The problem is convex in these variables. Of several starts, at powers and speeds
+    exp(-start) below the full ones, the best counts; nan if none ends within the constraints.
+    """
+    n = len(gain)
+
+    def parts(z):
+        share, power, speed = np.exp(z).reshape(3, n)
+        snr = power * gain / (share * bandwidth_hz * noise_psd_w_hz)
+        nats = np.log1p(snr)
+        send_s = upload_bits * math.log(2) / (share * bandwidth_hz * nats)
+        return share, power, speed, send_s, compute_s / speed, snr / (1 + snr) / nats
+
+    def log_energy(z):
+        _, power, speed, send_s, _, k = parts(z)
+        sending, computing = power * send_s, compute_j * speed**2
+        total = np.sum(sending + computing)
+        return math.log(total), np.concatenate([sending * (k - 1), sending * (1 - k), 2 * computing]) / total
+
+    def slack(z):
+        share, _, _, send_s, run_s, _ = parts(z)
+        return np.append(np.log((deadline_s - wait_s) / (send_s + run_s)), -math.log(np.sum(share)))
+
+    def slope(z):
+        share, _, _, send_s, run_s, k = parts(z)
+        sending, computing = np.diag(send_s / (send_s + run_s)), np.diag(run_s / (send_s + run_s))
+        of_times = np.hstack([sending * (1 - k), sending * k, computing])
+        return np.vstack([of_times, np.concatenate([-share / np.sum(share), np.zeros(2 * n)])])
+
+    def solve(start):
+        return optimize.minimize(
+            log_energy,
+            np.concatenate([np.full(n, -math.log(n)), np.log(power_w) - start, np.full(n, -start)]),
+            jac=True,
+            method="SLSQP",
+            bounds=[(None, high) for high in (*np.zeros(n), *np.log(power_w), *np.zeros(n))],
+            constraints={"type": "ineq", "fun": slack, "jac": slope},
+            options={"maxiter": 200, "ftol": 1e-13},
+        )
+
+    found = [result for result in map(solve, (0.0, 0.5, 2.0)) if np.min(slack(result.x)) > -1e-9]
+    return math.exp(min(result.fun for result in found)) if found else math.nan

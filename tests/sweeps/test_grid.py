@@ -79,7 +79,7 @@ def nobody():
         ({"a": fcjax.Policy(None, policies.fixed(2).select)}, {}, "policy 'a' must be a fcjax.Policy"),
         ({"a": fcjax.Policy(lambda cell: "two", policies.fixed(2).select)}, {}, "policy 'a'"),
         ("fc", {"dataset": None}, "dataset must be a name or a fcjax.data.Dataset, got NoneType"),
-        ("fc", {"preset": 5}, "preset must be a function that makes an Experiment, got 5"),
+        ("fc", {"preset": 5}, "preset must be a name or a function that makes an Experiment, got 5"),
         ("fc", {"preset": lambda *_, **__: None}, "preset must return a fcjax.Experiment, got NoneType"),
         ("fc", {"axes": {"cell.bandwith_hz": 1e6}}, "unknown axis 'cell.bandwith_hz': did you mean cell.bandwidth_hz"),
         ("fc", {"axes": {"training.num_samples": 1}}, "unknown axis 'training.num_samples'"),
@@ -175,6 +175,7 @@ def test_policy_checks_use_the_sample_counts():
 
 
 @pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.slow
 def test_joined_plans_keep_all_axes(tmp_path):
     plain = plan("pf", **SETTINGS)
     banded = plan("pf", **SETTINGS, axes={"cell.bandwidth_hz": [1e7], "observation_error": np.array([0.5], np.float32)})

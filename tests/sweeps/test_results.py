@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -105,8 +106,24 @@ def test_accuracy_is_held_until_the_next_round_ends():
     np.testing.assert_allclose(
         plots.held(dataset, times), [0.1, accuracy[0], accuracy[0], accuracy[2], accuracy[2]], rtol=1e-6
     )
-    spans = plots._in_spans(dataset, "round_s", np.array([0.0, ends[1], 100.0, 200.0]))
-    np.testing.assert_allclose(spans, [run.history.round_s[:2].mean(), run.history.round_s[2], np.nan])
+    best = np.maximum.accumulate(accuracy[:3])
+    np.testing.assert_allclose(
+        plots.held(dataset, times, best_so_far=True), [0.1, best[0], best[0], best[2], best[2]], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ["round_s", "scheduled", "energy_j", "delta"])
+def test_spans_are_means_over_time(name):
+    labels, run = finished(np.random.default_rng(2), 5, 4)
+    dataset = results.to_dataset([(labels, run)])
+    ends, values = np.asarray(run.history.elapsed_s, float), np.asarray(getattr(run.history, name), float)
+    if values.ndim == 2:
+        values = values.mean(1) if name == "delta" else values.sum(1)
+    edges = np.linspace(0, 1.2 * ends[-1], 4)
+    moments = np.linspace(0, edges[-1], 300_001)[1:]
+    current = values[np.minimum(np.searchsorted(ends, moments), 4)]  # the last round counts until the end
+    expected = [current[(moments > low) & (moments <= high)].mean() for low, high in itertools.pairwise(edges)]
+    np.testing.assert_allclose(plots.in_spans(dataset, name, edges), expected, rtol=1e-3)
 
 
 @pytest.mark.parametrize("draw", [plots.accuracy, plots.rounds])
@@ -121,12 +138,10 @@ def test_plots_have_one_panel_per_setting(draw, tmp_path):
     figure = draw(results.to_dataset(runs))
     panels = [axes for axes in figure.axes if axes.get_title()]
     assert [axes.get_title() for axes in panels] == ["clouds, l1, R = 600 m", "clouds, iid, R = 600 m"]
-    assert len(panels[0].lines) == 3
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        r"fc, $\varphi$ = 0.05",
-        r"fc, $\varphi$ = 0.5",
-        "rd",
-    ]
+    labels = [r"fc, $\varphi$ = 0.05", r"fc, $\varphi$ = 0.5", "rd"]
+    assert [line.get_label() for line in panels[1].lines if line.get_label()[0] != "_"] == labels
+    labels += ["best so far"] if draw is plots.accuracy else []
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == labels
     figure.savefig(tmp_path / "picture.png")
     one = draw(results.to_dataset(runs[:1]))
     assert any(axes.lines for axes in one.axes)
@@ -155,9 +170,8 @@ def test_further_axes_are_never_pooled():
     # With a single policy, the values of the axis are lines of one panel.
     alone = dataset.isel(run=(dataset.policy == "fc").values)
     (axes,) = plots.accuracy(alone).axes
-    assert [line.get_label() for line in axes.lines] == [
-        f"cell.bandwidth_hz = {x}" for x in ("5e+06", "1e+07", "4e+07")
-    ]
+    labels = [line.get_label() for line in axes.lines if line.get_label()[0] != "_"]
+    assert labels == [*(f"cell.bandwidth_hz = {x}" for x in ("5e+06", "1e+07", "4e+07")), "best so far"]
     (axes,) = plots.against(alone, "cell.bandwidth_hz").axes
     np.testing.assert_allclose(np.asarray(axes.lines[0].get_ydata(), float), means, rtol=1e-6)
     plt.close("all")

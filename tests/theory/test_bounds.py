@@ -1,3 +1,5 @@
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,8 +40,8 @@ def test_bounds_match_the_papers_sums(dtype):
         n, k = int(rng.integers(1, num_devices + 1)), int(rng.integers(1, 300))
         drawn = draw(rng, num_devices)
         parameters, expected = cast(drawn, dtype), oracles.bound(n, k, **drawn)
-        for constant in ("published", "valid"):
-            a = bounds.sampling_constant(**without(parameters, "rho", "phi"), constant=constant)
+        for constant in ("published", "valid", "tight"):
+            a = bounds.sampling_constant(**without(parameters, "phi"), constant=constant)
             np.testing.assert_allclose(a, expected[constant], rtol=rtol)
         penalty = fcjax.bounds.scheduling_penalty(n, **without(parameters, "rho", "phi"))
         np.testing.assert_allclose(penalty, expected["penalty"], rtol=rtol)
@@ -107,8 +109,8 @@ def test_edge_cases(dtype):
     assert bounds.convergence_bound(5, 0, **FIXED) == np.inf
     assert bounds.convergence_bound(0, 10, **FIXED) == np.inf
     alone = {**FIXED, "delta": np.array([2.0])}
-    for constant in ("published", "valid"):
-        assert bounds.scheduling_penalty(1, **without(alone, "rho", "phi"), constant=constant) == 0
+    for constant in ("published", "valid", "tight"):
+        assert bounds.scheduling_penalty(1, **without(alone, "phi"), constant=constant) == 0
     assert np.isfinite(bounds.convergence_bound(1, 10, **alone))
     for n, k in ((5.0, 0.0), (0.0, 5.0), (0.0, 0.0)):
         gradient = jax.grad(lambda p, n=n, k=k: bounds.convergence_bound(n, k, **{**FIXED, **p}))(
@@ -149,6 +151,86 @@ def test_valid_constant_bounds_the_gap_of_a_quadratic(x64):
             assert penalty >= gap
 
 
+def descend(hessian, centre, start, eta, tau):
+    """Takes tau steps on |H^(1/2) (w - c)|^2/2."""
+    iterates = [start]
+    for _ in range(tau):
+        iterates.append(iterates[-1] - eta * hessian @ (iterates[-1] - centre))
+    return np.array(iterates)
+
+
+@pytest.mark.parametrize("kind", ["random", "aligned", "equal sizes"])
+def test_tight_constant_bounds_the_gap_of_all_subsets(kind, x64, quick_compilation):
+    """Averages F(w^Pi) - F(w) over all subsets, for quadratics with known beta, and delta_i and rho at the iterates."""
+    rng = np.random.default_rng(7)
+    largest = 0.0
+    for _ in range(30):
+        num_devices, dimensions, tau = int(rng.integers(2, 7)), int(rng.integers(1, 4)), int(rng.integers(1, 6))
+        sizes = rng.integers(1, 6, num_devices).astype(float)
+        roots = rng.normal(size=(num_devices, dimensions, dimensions))
+        centre = rng.normal(size=(num_devices, dimensions))
+        if kind == "equal sizes":
+            sizes[:] = 4.0
+        if kind == "aligned":  # equal Hessians, and the small devices are on the way: the bias is large
+            roots[:], centre = np.eye(dimensions), centre / 10 + sizes[:, None]
+        hessian = roots @ roots.transpose(0, 2, 1)
+        beta = np.linalg.eigvalsh(hessian).max()
+        eta, weight, start = 10 ** rng.uniform(-3, 0) / beta, sizes / sizes.sum(), np.zeros(dimensions)
+
+        def gradients(w, hessian=hessian, centre=centre):
+            return np.einsum("ijk,ik->ij", hessian, w - centre)
+
+        def loss(w, hessian=hessian, centre=centre, weight=weight):
+            return weight @ np.einsum("ij,ijk,ik->i", w - centre, hessian, w - centre) / 2
+
+        mean_hessian = np.tensordot(weight, hessian, 1)
+        v = descend(mean_hessian, np.linalg.solve(mean_hessian, -weight @ gradients(start)), start, eta, tau)
+        delta = np.max([np.linalg.norm(gradients(w) - weight @ gradients(w), axis=1) for w in v[:-1]], axis=0)
+        local = np.array([descend(*of_device, start, eta, tau)[-1] for of_device in zip(hessian, centre, strict=True)])
+        everybody = weight @ local
+        known = {"beta": beta, "delta": delta, "num_samples": sizes, "learning_rate": eta, "local_steps": tau}
+        rho = np.linalg.norm(weight @ gradients(everybody))
+        for n in range(1, num_devices):
+            subsets = [list(subset) for subset in itertools.combinations(range(num_devices), n)]
+            gap = np.mean([loss(np.average(local[s], 0, sizes[s])) for s in subsets]) - loss(everybody)
+            penalty = float(bounds.scheduling_penalty(n, **known, constant="tight", rho=rho))
+            assert gap <= penalty * (1 + 1e-9)
+            largest = max(largest, gap / penalty)
+    assert largest > 0.3  # the bound is not vacuous
+
+
+def test_tight_constant_is_attained(x64):
+    """For equal D_i, tau = 1 and F_i(w) = |w - c_i|^2/2, the expected gap is the bound, M/2 times the published one."""
+    centre = np.random.default_rng(8).normal(size=(5, 3))
+    eta, delta = 0.3, np.linalg.norm(centre - centre.mean(0), axis=1)
+    known = {"beta": 1.0, "delta": delta, "num_samples": 10, "learning_rate": eta, "local_steps": 1}
+    for n in range(1, 5):
+        subsets = [list(subset) for subset in itertools.combinations(range(5), n)]
+        # F(w^Pi) - F(w) is |w^Pi - w|^2/2 and a term of mean 0.
+        gap = np.mean([np.sum((eta * (centre[s].mean(0) - centre.mean(0))) ** 2) / 2 for s in subsets])
+        penalty = bounds.scheduling_penalty(n, **known, constant="tight", rho=1.0)
+        np.testing.assert_allclose(penalty, gap, rtol=1e-12)
+        np.testing.assert_allclose(penalty, 5 / 2 * bounds.scheduling_penalty(n, **known), rtol=1e-12)
+
+
+def test_gradients_of_the_tight_constant(x64, quick_compilation):
+    parameters = cast(without(draw(np.random.default_rng(1), 4), "phi"), np.float64)
+
+    def constant(relative):
+        return bounds.sampling_constant(**jax.tree.map(jnp.multiply, parameters, relative), constant="tight")
+
+    check_derivatives(constant, jax.tree.map(jnp.ones_like, parameters), rtol=1e-6)
+    gradient = jax.jit(jax.grad(constant))
+    for zero in ({"num_samples": 100 / parameters["num_samples"]}, {"delta": jnp.zeros(4)}):  # where a root is 0
+        at = jax.tree.map(jnp.ones_like, parameters) | zero
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient(at)))
+
+
+def test_tight_constant_needs_rho():
+    with pytest.raises(ValueError, match="constant='tight' needs rho"):
+        bounds.scheduling_penalty(5, **without(FIXED, "rho", "phi"), constant="tight")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -162,7 +244,7 @@ def test_valid_constant_bounds_the_gap_of_a_quadratic(x64):
         ({"local_steps": np.ones(3)}, r"local_steps must have shape \(\), got \(3,\)"),
         ({"learning_rate": np.full(20, 0.1)}, r"learning_rate must have shape \(\), got \(20,\)"),
         ({"rho": None}, r"rho must be a real number or an array of them, got None"),
-        ({"constant": "printed"}, r"constant must be one of 'published', 'valid', got 'printed'"),
+        ({"constant": "printed"}, r"constant must be one of 'published', 'valid', 'tight', got 'printed'"),
     ],
 )
 def test_errors_name_bad_input(change, message):
@@ -206,3 +288,9 @@ def test_nearly_linear_loss(beta, dtype):
     value, derivative = jax.value_and_grad(drift)(jnp.asarray(beta, dtype))
     np.testing.assert_allclose(value, slope * beta, rtol=1e-5)
     np.testing.assert_allclose(derivative, slope, rtol=1e-5)
+
+
+def test_integers_beyond_32_bits_are_numbers():
+    settings = {"beta": 1.0, "delta": jnp.ones(2), "num_samples": 1.0, "local_steps": 5, "rho": 1.0, "phi": 0.05}
+    as_float = bounds.convergence_bound(1, 9, learning_rate=2.0**31, **settings)
+    assert bounds.convergence_bound(1, 9, learning_rate=2**31, **settings) == as_float

@@ -173,6 +173,7 @@ def test_ofdma_approaches_fdma_and_tdma_is_slower_with_one_speed(x64):
 
 @pytest.mark.parametrize("radio", SCHEMES, ids=IDS)
 @pytest.mark.parametrize("name", ["fc", "exact", "rd", "cs-l", "as-h", "everybody", "fixed-4"])
+@pytest.mark.slow
 def test_policies_keep_the_contract(name, radio):
     data = fcjax.data.synthetic.classification(6000, 10, num_features=8, num_labels=10)
     num_devices = 10 if radio.get("num_blocks") == 12 else 20
@@ -219,6 +220,7 @@ def test_gradients_of_shares_with_a_device_out_of_reach(x64):
     assert np.isfinite(jax.grad(share)(jnp.asarray(observation.compute_s))).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("access", ["fdma", "ofdma", "tdma"])
 def test_centralized_training_under_any_scheme(access):
     data = fcjax.data.synthetic.classification(6000, 100, num_features=8, num_labels=10)

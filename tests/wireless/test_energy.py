@@ -162,3 +162,25 @@ def test_decisions_are_checked():
             fcjax.round_energy(decision, observation, cell, TRAINING)
         with pytest.raises(ValueError, match=message):
             as_decided(decision, observation, cell, TRAINING)
+
+
+@pytest.mark.parametrize(
+    ("field", "bad", "message"),
+    [
+        ("capacitance", None, "cell.capacitance must be"),
+        ("cpu_hz", 0.0, "cell.cpu_hz must be positive"),
+        ("sample_floor_s", -1.0, "cell.sample_floor_s must be zero or more"),
+        ("download_bits", -144.0, "cell.download_bits must be zero or more"),
+    ],
+)
+def test_bad_fields_of_the_cell_are_named(field, bad, message):
+    observation, cell = setting(**{field: bad})
+    decision = fcjax.Decision(np.ones(3, bool), np.full(3, 1 / 3), 1.0)
+    with pytest.raises(ValueError, match=message):
+        fcjax.round_energy(decision, observation, cell, TRAINING)
+
+
+def test_a_negative_download_is_named_before_the_allocation():
+    observation, cell = setting(download_bits=-144.0)
+    with pytest.raises(ValueError, match=r"cell\.download_bits must be zero or more, and finite, got -144"):
+        fcjax.allocate(np.ones(3, bool), observation, cell)

@@ -100,7 +100,7 @@ WORLDS = {
     "static": lambda num: worlds.static(0.7),
     "mobile": lambda num: worlds.mobile(100.0, fading_memory=0.5),
     "trace": lambda num: worlds.trace(*(rows[:, :num] for rows in rows_of(7, NUM_DEVICES))),
-    "trace once": lambda num: worlds.trace(*(rows[:, :num] for rows in rows_of(7, NUM_DEVICES)[:2]), repeat=False),
+    "trace once": lambda num: worlds.trace(*(rows[:, :num] for rows in rows_of(7, NUM_DEVICES)[:2]), at_end="error"),
     "intermittent": lambda num: worlds.intermittent(0.6, 0.5),
     "intermittent trace": lambda num: worlds.intermittent(0.6, 0.5, WORLDS["trace"](num)),
 }
@@ -379,7 +379,7 @@ def test_limits_of_a_trace_are_its_extremes():
     np.testing.assert_allclose(repeated.gain, gain.max(axis=0), rtol=1e-6)
     np.testing.assert_allclose(repeated.compute_s, compute_s.min(axis=0), rtol=1e-6)
     assert repeated.num_rounds is None
-    assert worlds.trace(gain, compute_s, repeat=False).limits(CELL, TRAINING).num_rounds == 5
+    assert worlds.trace(gain, compute_s, at_end="error").limits(CELL, TRAINING).num_rounds == 5
 
 
 def test_trace_is_differentiable():
@@ -454,7 +454,7 @@ def test_csv_of_upload_times(csv_file, dtype):
     path = csv_file("round,device,compute_s,upload_s\n0,0,0.71,0.120\n0,1,0.55,0.095\n")
     power_w, bits = [0.01, 0.02], [1.6e6, 0.8e6]
     cell = dataclasses.replace(CELL, power_w=np.array(power_w), upload_bits=np.array(bits))
-    world = worlds.from_file(str(path), repeat=False)
+    world = worlds.from_file(str(path), at_end="error")
     state = world.init(KEY, cell)
     _, observation = world.observe(KEY, state, cell, TRAINING)
     expected = [
@@ -656,7 +656,7 @@ def test_worlds_by_name(csv_file):
     assert worlds.by_name("redrawn") == worlds.redrawn()
     assert worlds.by_name("static(fading_memory=0.9)") == worlds.static()
     assert worlds.by_name("mobile(speed_m_s=3)") == worlds.mobile(1.0)
-    assert worlds.by_name(f"from-file(path={str(path)!r}, repeat=False)") == worlds.trace(ONES, ONES)
+    assert worlds.by_name(f"from-file(path={str(path)!r}, at_end='error')") == worlds.trace(ONES, ONES)
     nested = worlds.by_name("intermittent(probability=0.5, world='mobile(speed_m_s=3)')")
     assert nested == worlds.intermittent(1.0, world=worlds.mobile(1.0))
     assert float(nested.init(KEY, CELL).inner.speed_m_s) == 3

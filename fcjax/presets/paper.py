@@ -1,4 +1,4 @@
-"""Named experiments. `shi2020` is the paper's; its figures imply what its text omits."""
+"""The experiment of Shi et al. Its figures imply what its text omits."""
 
 from __future__ import annotations  # short types in help()
 
@@ -39,7 +39,7 @@ def shi2020(
     momentum: ArrayLike = 0.9,
     observation_error: ArrayLike = 0.0,
     hidden: Sequence[int] = (64,),
-    model: models.Model | nn.Module | None = None,
+    model: models.Model | nn.Module | str | None = None,
     learning_rate: ArrayLike | None = None,
     local_steps: int = 5,
     batch_size: int = 128,
@@ -69,7 +69,7 @@ def shi2020(
       momentum: the momentum of local SGD.
       observation_error: alpha, the relative error of the observed channels and computation times.
       hidden: the sizes of the MLP's hidden layers.
-      model: replaces the MLP: a flax module that maps images to logits, or a `fcjax.models.Model`.
+      model: replaces the MLP: "cnn", "resnet", a flax module that maps images to logits, or a `fcjax.models.Model`.
       learning_rate: eta; by default 0.01, or 0.02 for CIFAR-10.
       local_steps: tau.
       batch_size: d.
@@ -106,10 +106,12 @@ def shi2020(
     parts = deal(distribution, loaded.train_y, num_devices, seed=data_seed)
     if model is None:
         model = models.mlp(loaded.train_x.shape[1:], loaded.num_labels, hidden=hidden, mean=mean, std=std)
+    elif isinstance(model, str):
+        model = models.by_name(model, loaded.train_x.shape[1:], loaded.num_labels, mean=mean, std=std)
     elif isinstance(model, nn.Module):
         model = _from_flax(model, loaded.train_x.shape[1:], loaded.num_labels, mean, std)
     elif not isinstance(model, models.Model):
-        raise ValueError(f"model must be a flax module or a fcjax.models.Model, got {type(model).__name__}")
+        raise ValueError(f"model must be a name, a flax module or a fcjax.models.Model, got {type(model).__name__}")
     if unknown := set(of_cell) - {field.name for field in dataclasses.fields(Cell)}:
         close = difflib.get_close_matches(min(unknown), [field.name for field in dataclasses.fields(Cell)], n=1)
         raise ValueError(f"shi2020 has no setting {min(unknown)!r}" + (f": did you mean {close[0]}?" if close else ""))

@@ -24,8 +24,9 @@ def test_flax_module_replaces_the_mlp():
     assert made.cell.upload_bits == 32 * (8 * 5 + 5 + 5 * 10 + 10)
     own = models.mlp((8,), 10, hidden=())
     assert presets.shi2020(CLOUDS, model=own).model is own
-    with pytest.raises(ValueError, match=r"model must be a flax module or a fcjax.models.Model, got str"):
-        presets.shi2020(CLOUDS, model="mlp")
+    assert presets.shi2020(CLOUDS, model="mlp").model is presets.shi2020(CLOUDS).model
+    with pytest.raises(ValueError, match=r"model must be a name, a flax module or a fcjax.models.Model, got int"):
+        presets.shi2020(CLOUDS, model=7)
 
 
 def test_preset_sets_training_and_cell():
@@ -62,6 +63,7 @@ def test_custom_data_are_normalised_by_their_own_statistics(kind):
 
 
 @pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.slow
 def test_optax_optimizer_is_used_unchanged():
     settings = {"distribution": "iid", "budget_s": 2.0, "num_devices": 5, "local_steps": 3}
     key, policy = jax.random.key(0), fcjax.policies.random(2)
