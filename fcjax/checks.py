@@ -139,13 +139,10 @@ def uplink(observation: Observation, cell: Cell, *, needs_upload: bool = True) -
     """
     per_device = (num_devices(cell),)
     access(cell)
-    # All fields are converted, because compiled programs take the whole cell.
-    fields: dict[str, Any] = {
-        field.name: real(f"cell.{field.name}", getattr(cell, field.name), (), per_device) for field in _numbers(cell)
-    }
+    cell = reals("cell", cell, (), per_device)
     names = ("bandwidth_hz", "noise_psd_w_hz", "power_w", "upload_bits")
     of_download = () if cell.download_bits is None else ("download_bits", "broadcast_w")
-    fields |= {name: of_cell(name, cell) for name in (*names, *of_download)}
+    fields: dict[str, Any] = {name: of_cell(name, cell) for name in (*names, *of_download)}
     if needs_upload:
         positive("cell.upload_bits", fields["upload_bits"])
     gain = not_negative("observation.gain", observation.gain, per_device, low=0)
@@ -182,10 +179,16 @@ def access(cell: Cell) -> None:
     whole("cell.num_blocks", cell.num_blocks, 1, 100_000)
 
 
-def _numbers(cell: Cell) -> list[dataclasses.Field]:
-    """Returns the numeric fields of a cell, without those that are None."""
-    fields = (field for field in dataclasses.fields(cell) if not field.metadata.get("static"))
-    return [field for field in fields if getattr(cell, field.name) is not None]
+def reals(name: str, fields: Any, *shapes: Shape) -> Any:
+    """Checks that all numeric fields are real and returns them as floats, for programs that take all fields."""
+    checked = {x.name: real(f"{name}.{x.name}", getattr(fields, x.name), *shapes) for x in _numbers(fields)}
+    return dataclasses.replace(fields, **checked)
+
+
+def _numbers(fields: Any) -> list[dataclasses.Field]:
+    """Returns the numeric fields, without those that are None."""
+    dynamic = (field for field in dataclasses.fields(fields) if not field.metadata.get("static"))
+    return [field for field in dynamic if getattr(fields, field.name) is not None]
 
 
 def of_cell(name: str, cell: Cell) -> Real:

@@ -102,7 +102,7 @@ def sensitivities(
     """
     observation, cell = checks.uplink(observation, checks.whole_cell(cell))
     scheduled = checks.mask("scheduled", scheduled, checks.num_devices(cell))
-    _check_training(training, estimates, phi, constant)
+    training, estimates = _checked_training(training, estimates, phi, constant)
     # A device that is not scheduled may have an infinite computation time, which would make the gradient NaN.
     compute_s = jnp.where(scheduled, jnp.asarray(observation.compute_s), 0)
     observation = dataclasses.replace(observation, compute_s=compute_s)
@@ -130,10 +130,14 @@ def sensitivities(
     return pd.DataFrame(rows, columns=columns)
 
 
-def _check_training(training: Training, estimates: Estimates, phi: ArrayLike, constant: Constant) -> None:
+def _checked_training(
+    training: Training, estimates: Estimates, phi: ArrayLike, constant: Constant
+) -> tuple[Training, Estimates]:
+    training, estimates = checks.reals("training", training), checks.reals("estimates", estimates)
     for name in ("local_steps", "batch_size", "budget_s"):
         checks.positive(f"training.{name}", getattr(training, name), ())
     _relaxed_bound(jnp.array(1), jnp.array(1.0), training, estimates, phi, constant)  # checks the rest
+    return training, estimates
 
 
 def _quantities(
@@ -265,7 +269,7 @@ def best_training(
     observation, cell = checks.uplink(observation, cell)
     num_devices = checks.num_devices(cell)
     most = checks.whole("max_local_steps", max_local_steps, 1), checks.whole("max_batch_size", max_batch_size, 1)
-    _check_training(training, estimates, phi, constant)
+    training, estimates = _checked_training(training, estimates, phi, constant)
     samples = jnp.broadcast_to(jnp.asarray(training.num_samples, float), (num_devices,))
     beta = jnp.sum(samples * jnp.asarray(estimates.beta, float)) / jnp.sum(samples)
     omega = None
