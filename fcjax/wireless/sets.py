@@ -113,8 +113,32 @@ def fastest_addition(scheduled: Array, upload: Upload) -> tuple[Array, Array]:
 
 
 def smallest_mask(values: Array, size: Array) -> Array:
-    """Returns the mask of the `size` smallest values; ties go to the lower index."""
-    return jnp.zeros(values.shape, bool).at[jnp.argsort(values)].set(jnp.arange(values.size) < size)
+    """Returns the mask of the `size` smallest values; ties go to the lower index, and NaN counts as inf."""
+    if values.size <= _FEW or not jnp.issubdtype(values.dtype, jnp.floating):
+        return jnp.zeros(values.shape, bool).at[jnp.argsort(values)].set(jnp.arange(values.size) < size)
+    # With thousands of devices, sorting would take most of the time. Bisection finds the largest value to include.
+    ordered = _as_ordered_bits(values)
+    width = ordered.dtype.itemsize * 8
+
+    def halve(step, largest):
+        lower = largest - (jnp.array(1, ordered.dtype) << (width - 1 - step).astype(ordered.dtype))
+        return jnp.where(jnp.sum(ordered <= lower) >= size, lower, largest)
+
+    largest = lax.fori_loop(0, width, halve, jnp.array(2**width - 1, ordered.dtype))
+    below, equal = ordered < largest, ordered == largest
+    return below | (equal & (jnp.cumsum(equal) <= size - jnp.sum(below)))
+
+
+def _as_ordered_bits(values: Array) -> Array:
+    """Returns unsigned integers in the same order as the floats."""
+    values = jnp.where(values == 0, 0, jnp.where(jnp.isnan(values), jnp.inf, values))  # -0 equals 0
+    width = values.dtype.itemsize * 8
+    bits = lax.bitcast_convert_type(values, jnp.dtype(f"uint{width}"))
+    sign = jnp.array(2 ** (width - 1), bits.dtype)
+    return jnp.where(bits < sign, bits + sign, ~bits)
+
+
+_FEW = 256  # devices that are sorted faster than bisected
 
 
 def time_with_share(share: ArrayLike, upload: Upload) -> Array:

@@ -60,6 +60,22 @@ def test_cheapest_set_needs_little_memory():
     assert program.lower(upload).compile().memory_analysis().temp_size_in_bytes < 100 * 4 * 5000
 
 
+@pytest.mark.parametrize("num_values", [1, 256, 257, 1000])
+def test_smallest_mask_against_a_stable_sort(num_values, dtype):
+    """Bisection, for many values, finds what sorting finds, with ties, both signs and infinities."""
+    rng = np.random.default_rng(num_values)
+    smallest_mask = jax.jit(sets.smallest_mask)
+    for values in (
+        rng.normal(size=num_values) * 10.0 ** rng.integers(-30, 30, num_values),
+        rng.integers(-3, 3, num_values) * 0.5,
+        rng.choice([-np.inf, -0.0, 0.0, np.finfo(dtype).tiny, np.inf], num_values),
+    ):
+        values = values.astype(dtype)
+        for size in {0, 1, num_values // 3, num_values - 1, num_values}:
+            expected = np.isin(np.arange(num_values), np.argsort(values, kind="stable")[:size])
+            np.testing.assert_array_equal(smallest_mask(values, size), expected)
+
+
 @pytest.mark.parametrize("num_devices", [1, 2, 6, pytest.param(10, marks=pytest.mark.slow)])
 def test_fastest_sets_against_all_subsets(num_devices, dtype):
     rng = np.random.default_rng(num_devices)
