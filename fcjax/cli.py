@@ -128,6 +128,13 @@ def parser(program: str = "fcjax sweep") -> argparse.ArgumentParser:
         help="number of local processes (default: one per core)",
     )
     p.add_argument(
+        "--cores",
+        type=int,
+        default=1,
+        metavar="N",
+        help="cores per run, for fewer runs than cores; more than 1 may change the last bits (default: 1)",
+    )
+    p.add_argument(
         "--side-by-side",
         type=int,
         metavar="N",
@@ -168,7 +175,7 @@ def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
             axes |= {"num_devices": args.devices, "seeds": range(args.seed, args.seed + args.seeds)}
             axes["axes"] = parse_axes(args.axis)
             client = stack.enter_context(connected(args))
-            client = stack.enter_context(workers_for(most_runs(args.policy, **axes), args.workers, client))
+            client = stack.enter_context(workers_for(most_runs(args.policy, **axes), args.workers, client, args.cores))
 
             from fcjax.runtime.files import remove_abandoned
             from fcjax.sweeps.run import run_all  # while workers start
@@ -189,6 +196,7 @@ def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
                     keep=args.out / "runs",
                     out=args.out / "histories.nc",
                     workers=args.workers,
+                    cores=args.cores,
                     side_by_side=args.side_by_side,
                     about={"command": command},
                     progress=True,
@@ -280,7 +288,7 @@ def finish(results: Any, out: Path, start: float, prepared_s: float) -> int:
 
 
 # Options that do not change results.
-_HOW = ("out", "traceback", "workers", "side_by_side", "scheduler", "scheduler_file")
+_HOW = ("out", "traceback", "workers", "cores", "side_by_side", "scheduler", "scheduler_file")
 
 
 @contextlib.contextmanager

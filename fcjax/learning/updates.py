@@ -6,7 +6,8 @@ weighted by data size. An optax optimizer of the server can replace the mean as 
 
 There are two ways to compute a round, with the same result. With `width=None`, all M devices train under one vmap, and
 those not scheduled get no weight. This suits accelerators and supports reverse-mode differentiation. With a width, only
-the scheduled devices train, `width` at a time. Neither recompiles when the schedule changes.
+the scheduled devices train, `width` at a time, or one on each of several cores. Neither recompiles when the schedule
+changes.
 """
 
 import functools
@@ -23,6 +24,7 @@ from jax.typing import ArrayLike
 from fcjax.learning import batches
 from fcjax.learning.batches import LocalData
 from fcjax.learning.models import Model, Params
+from fcjax.runtime.cores import spread
 from fcjax.types import Compressor, Estimates, Training
 
 OptimizerFactory: TypeAlias = Callable[[Training], optax.GradientTransformation] | optax.GradientTransformation
@@ -169,6 +171,7 @@ def train_round(
     *,
     make_optimizer: OptimizerFactory = sgd,
     width: int | None = None,
+    cores: int = 1,
     estimate_on: EstimateOn = "batch",
     divergence_of: DivergenceOf = "displacement",
     draw_batches: DrawBatches = batches.draw,
@@ -190,6 +193,7 @@ def train_round(
       model: the model to train.
       make_optimizer: the local optimizer, or a function that makes one from the training settings.
       width: how many scheduled devices train at a time; None for all M under a mask.
+      cores: if more than 1, replaces `width`: each core trains one device at a time; see `fcjax.runtime.cores`.
       estimate_on: "batch" estimates losses and gradients on the first mini-batch, at the cost of one additional
         gradient; "local" uses all data of the device; None leaves the estimates unchanged.
       divergence_of: how delta is estimated. "displacement" takes (w_{k-1} - w_i)/(tau eta) as the gradient of device
@@ -233,7 +237,8 @@ def train_round(
 
     weights = jnp.where(arrived, data.sizes, 0)
     share = weights / jnp.maximum(jnp.sum(weights), 1)
-    do_all = _under_a_mask if width is None else functools.partial(_in_slots, width=width)
+    width = cores if cores > 1 else width
+    do_all = _under_a_mask if width is None else functools.partial(_in_slots, width=width, cores=cores)
     mean, local, distance = do_all(train, scheduled, share)
     anybody = jnp.any(arrived)
     new_params = jax.tree.map(lambda new, old: jnp.where(anybody, new, old), mean, params)
@@ -328,14 +333,15 @@ def _under_a_mask(train: Callable[[Array], _Local], scheduled: Array, share: Arr
 _MOST_KEPT = 64  # models in memory at a time, besides the global one
 
 
-def _in_slots(train: Callable[[Array], _Local], scheduled: Array, share: Array, width: int) -> _All:
-    """Trains `width` scheduled devices at a time.
+def _in_slots(train: Callable[[Array], _Local], scheduled: Array, share: Array, width: int, cores: int = 1) -> _All:
+    """Trains `width` scheduled devices at a time, on one core or each on its own.
 
     Memory holds the models of up to `_MOST_KEPT` devices. If more are scheduled, the first ones train again once the
     mean is known, to measure how far from it they are.
     """
     num_devices = scheduled.size
-    width = min(width, num_devices)
+    width = width if cores > 1 else min(width, num_devices)
+    train_each = spread(train) if cores > 1 else jax.vmap(train)
     order = jnp.argsort(~scheduled, stable=True)  # the scheduled first
     order = jnp.concatenate([order, jnp.full(-num_devices % width, order[0])])
     counted = jnp.where(jnp.arange(order.size) < num_devices, share[order], 0)
@@ -354,15 +360,23 @@ def _in_slots(train: Callable[[Array], _Local], scheduled: Array, share: Array, 
     def put(array, new, start):
         return lax.dynamic_update_slice_in_dim(array, new, start, 0)
 
+    def add(sums, models, shares):
+        if cores == 1:
+            return jax.tree.map(jnp.add, sums, aggregate(models, shares))
+        for one in range(width):  # in the order in which a single core adds them
+            part = jax.tree.map(lambda leaf, one=one: leaf[one : one + 1], models)
+            sums = jax.tree.map(jnp.add, sums, aggregate(part, shares[one : one + 1]))
+        return sums
+
     def slot(start):
         """Returns where models are kept: later ones replace earlier ones."""
         return start if holds_all else start % num_kept
 
     def train_some(start, state):
         sums, kept, others = state
-        local = jax.vmap(train)(take(order, start))
+        local = train_each(take(order, start))
         models = local.params, local.gradient
-        sums = jax.tree.map(jnp.add, sums, aggregate(models, take(counted, start)))
+        sums = add(sums, models, take(counted, start))
         kept = jax.tree.map(lambda buffer, new: put(buffer, new, slot(start)), kept, models)
         rest = _without_models(local)
         return sums, kept, jax.tree.map(lambda buffer, new: put(buffer, new, start), others, rest)
@@ -374,7 +388,7 @@ def _in_slots(train: Callable[[Array], _Local], scheduled: Array, share: Array, 
         return put(distance, jax.vmap(_distance, (0, None))(rulers, middle), start)
 
     def measure_again(start, distance):
-        return measure_some(start, distance, jax.vmap(train)(take(order, start)).ruler)
+        return measure_some(start, distance, train_each(take(order, start)).ruler)
 
     def room(shapes, number):
         return jax.tree.map(lambda s: jnp.zeros((number, *s.shape), s.dtype), shapes)

@@ -104,8 +104,13 @@ _ENVIRONMENT = {
 
 
 @contextlib.contextmanager
-def local_client(number: int) -> Iterator["Client"]:
-    """Starts a cluster of `number` workers on this machine that listens on the loopback interface only."""
+def local_client(number: int, cores: int = 1) -> Iterator["Client"]:
+    """Starts a cluster of workers on this machine that listens on the loopback interface only.
+
+    Args:
+      number: how many workers.
+      cores: how many cores JAX sees in each.
+    """
     import dask
     from distributed import Client, Scheduler
     from distributed.deploy.spec import SpecCluster
@@ -129,8 +134,9 @@ def local_client(number: int) -> Iterator["Client"]:
     logging.getLogger("distributed.batched").setLevel(logging.ERROR)
     # Preparing a data set sets up the root logger, which would print what silence_logs silences.
     logging.getLogger("distributed").propagate = False
-    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
-    os.environ.update(_ENVIRONMENT)
+    environment = _ENVIRONMENT | ({"JAX_NUM_CPU_DEVICES": str(cores)} if cores > 1 else {})
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
     try:
         # Without a time to live, workers survive when the user suspends the command: a dead one closes its connection.
         with dask.config.set({"distributed.worker.profile.enabled": False, "distributed.scheduler.worker-ttl": None}):

@@ -5,6 +5,7 @@ import os
 
 import jax
 
+from fcjax import checks
 from fcjax.runtime import programs
 
 
@@ -18,9 +19,20 @@ def is_accelerated() -> bool:
     return jax.default_backend() != "cpu"
 
 
+def use_cores(number: int) -> None:
+    """Makes JAX see each of a number of cores, for experiments with `cores`. Call it before JAX is used."""
+    number = checks.whole("cores", number, 1, num_cores(), why=", the cores of this process")
+    try:
+        jax.config.update("jax_num_cpu_devices", number)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"JAX has been used already: call use_cores earlier, or set JAX_NUM_CPU_DEVICES={number}"
+        ) from error
+
+
 @functools.cache
 def use_one_thread() -> None:
-    """Makes XLA compute with one thread but compile with all. Call it before JAX is used.
+    """Makes XLA compute with one thread on each core that JAX sees, but compile with all. Call it before JAX is used.
 
     The order in which XLA sums depends on its number of threads; with one thread, a run has the same bits on any
     worker. XLA reads NPROC when its client starts, and again when it compiles.

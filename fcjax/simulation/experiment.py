@@ -59,6 +59,8 @@ class Experiment:
       outages: which uploads are lost; see `fcjax.outages`.
       compressor: how updates are compressed; see `fcjax.compressors`. It does not change `cell.upload_bits`.
       width: devices trained at a time; see `fcjax.learning.updates.train_round`.
+      cores: cores that compute a run. Several are faster, and may change the last bits. JAX must see them: call
+        `fcjax.hardware.use_cores` before JAX is used.
     """
 
     cell: Cell
@@ -79,6 +81,7 @@ class Experiment:
     outages: Outages = static(outages.none())
     compressor: Compressor = static(compressors.none())
     width: int | Literal["auto"] | None = static("auto")
+    cores: int = static(1)
 
 
 def training_of(experiment: Experiment) -> Training:
@@ -113,6 +116,7 @@ def check(experiment: Experiment) -> Experiment:
     for name in ("rho", "beta", "delta"):
         checks.not_negative(f"estimates.{name}", getattr(experiment.estimates, name), (num_devices,))
     batches.check_finite("test_x", experiment.test_x)
+    checks.whole("cores", experiment.cores, 1)
     if len(experiment.test_y) == 0:
         raise ValueError("test_x and test_y must hold at least one sample")
     budget_s = checks.positive("training.budget_s", training.budget_s, (), high=np.inf)

@@ -284,6 +284,7 @@ def _training_settings(state: State, experiment: Experiment) -> dict[str, Any]:
     return {
         "make_optimizer": experiment.make_optimizer,
         "width": _width(experiment),
+        "cores": experiment.cores,
         "estimate_on": experiment.estimate_on,
         "divergence_of": experiment.divergence_of,
         "draw_batches": experiment.draw_batches,
@@ -328,7 +329,7 @@ def _learn(
         state,
         round_index=state.round_index + 1,
         params=params,
-        score=evaluate(params, experiment.model, test_x, test_y),
+        score=evaluate(params, experiment.model, test_x, test_y, experiment.cores),
         tilde_params=keep(state.params, state.tilde_params),
         tilde_score=keep(state.score, state.tilde_score),
         tilde_reported_loss=keep(reported_loss, state.tilde_reported_loss),

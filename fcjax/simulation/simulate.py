@@ -20,6 +20,7 @@ from fcjax.learning import updates
 from fcjax.learning.evaluation import Score, evaluate
 from fcjax.learning.models import Model, Params
 from fcjax.policies.contract import decided_by
+from fcjax.runtime.cores import on_cores
 from fcjax.runtime.plugins import of_user
 from fcjax.simulation.experiment import Experiment, check, may_end_with_world, most_rounds, rounds_of_world, training_of
 from fcjax.simulation.rounds import Record, State, Stop, as_float, no_record, no_reports, simulate_round
@@ -88,7 +89,7 @@ def simulate(key: Array, policy: Policy, experiment: Experiment, *, max_rounds: 
     elif (lasts := rounds_of_world(experiment)) is not None and lasts < max_rounds:
         raise ValueError(f"max_rounds must be at most {lasts}, the rounds of the world, got {max_rounds}")
     first = begin(key, state, experiment)
-    run = _compiled(policy, decides, max_rounds, jax.default_backend())(key, first, experiment)
+    run = _compiled(policy, decides, max_rounds, experiment.cores, jax.default_backend())(key, first, experiment)
     _warn_of_faults(run, policy, is_limited=is_limited)
     return run
 
@@ -130,9 +131,10 @@ def _jitted(function: Callable, backend: str) -> Callable:
 
 @functools.lru_cache(maxsize=64)
 def _compiled(
-    policy: Policy, decides: tuple[str, ...], max_rounds: int, backend: str
+    policy: Policy, decides: tuple[str, ...], max_rounds: int, cores: int, backend: str
 ) -> Callable[[Array, State, Experiment], Run]:
-    return _jitted(functools.partial(_simulate, policy=policy, decides=decides, max_rounds=max_rounds), backend)
+    run = functools.partial(_simulate, policy=policy, decides=decides, max_rounds=max_rounds)
+    return _jitted(on_cores(run, cores), backend)
 
 
 def _simulate(

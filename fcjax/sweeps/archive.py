@@ -147,11 +147,12 @@ def _program(policy: Policy, experiment: Experiment, state: Starts) -> bytes | N
     """Digests the versions and the program of a run, without its numbers; None if it calls back into Python."""
     # The padding of local data does not affect what is drawn.
     indices = np.broadcast_to(np.int32(0), (len(experiment.data.sizes), len(experiment.data.y)))
-    experiment = dataclasses.replace(experiment, data=experiment.data._replace(indices=indices))
+    cores = experiment.cores
+    experiment = dataclasses.replace(experiment, data=experiment.data._replace(indices=indices), cores=1)
     leaves, structure = jax.tree.flatten((experiment, state))
     shapes = tuple(jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
     decides = decided_by(policy, state.policy, experiment.cell, training_of(experiment))
-    given = tuple(settings.current().items())
+    given = *settings.current().items(), *((("cores", cores),) if cores > 1 else ())
     return _digest_of_program(policy, decides, structure, shapes, jax.default_backend(), given)
 
 

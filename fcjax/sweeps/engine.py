@@ -17,9 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Sharding, SingleDeviceSharding
 from jax.stages import Compiled
 
 from fcjax.runtime import programs, settings
+from fcjax.runtime.cores import on_cores, place
 from fcjax.runtime.hardware import is_accelerated
 from fcjax.simulation.experiment import most_rounds
 from fcjax.simulation.rounds import Record, State, Stop, as_decision
@@ -45,11 +47,13 @@ class _Slot:
 
 
 class Program:
-    """The program of a group of runs, compiled for the processors (the CPU, or all accelerators) of this process."""
+    """The program of a group of runs, compiled for the processors (the CPU, or each accelerator) of this process."""
 
     def __init__(self, group: Group, side_by_side: int = 1):
         self.group = group
-        self._processors = jax.local_devices() if is_accelerated() else jax.local_devices()[:1]
+        self._cores = group.jobs[0].experiment.cores
+        accelerators = [SingleDeviceSharding(one) for one in jax.local_devices()] if is_accelerated() else []
+        self._processors: list[Sharding] = [*accelerators] or [place(self._cores)]
         self._num_slots = side_by_side
         self._policy_states = group.policy_states()
         shared = jax.device_put(group.shared())
@@ -101,21 +105,21 @@ class Program:
             for thread in threads:
                 thread.join()
 
-    def _compile(self) -> dict[jax.Device, Compiled]:
-        program = _program(self.group.template(), self.group.policies(), self.group.decides, self._num_slots > 1)
+    def _compile(self) -> dict[Sharding, Compiled]:
+        group = self.group
+        program = _program(group.template(), group.policies(), group.decides, self._num_slots > 1, self._cores)
         slot, of_run = self._slot(0)
         one = slot, jax.eval_shape(begin, *of_run)
 
-        def compiled(processor: jax.Device) -> Compiled:
-            place = jax.sharding.SingleDeviceSharding(processor)
-            shape = lambda leaf: jax.ShapeDtypeStruct((self._num_slots, *leaf.shape), leaf.dtype, sharding=place)  # noqa: E731
+        def compiled(processor: Sharding) -> Compiled:
+            shape = lambda leaf: jax.ShapeDtypeStruct((self._num_slots, *leaf.shape), leaf.dtype, sharding=processor)  # noqa: E731
             lowered = program.lower(*jax.tree.map(shape, one), self._shared[processor])
             return programs.compile_once(lowered, meanwhile=lambda: self._begin(0))
 
         return {processor: compiled(processor) for processor in self._processors}
 
     def _work(
-        self, processor: jax.Device, waiting: queue.SimpleQueue, most: int, report: Callable[[int, float], None]
+        self, processor: Sharding, waiting: queue.SimpleQueue, most: int, report: Callable[[int, float], None]
     ) -> Iterator[tuple[int, Run]]:
         """Executes waiting runs in the slots of a processor."""
         inside = [_next(waiting) if slot < most else None for slot in range(self._num_slots)]
@@ -156,7 +160,7 @@ class Program:
         job = self.group.jobs[index]
         experiment = job.experiment
         # On the first processor, whichever takes the run: w_0 is tested on the same hardware as later models.
-        key = jax.device_put(jax.random.key(job.labels["seed"]), self._processors[0])
+        key = jax.device_put(jax.random.key(job.labels["seed"]), jax.local_devices()[0])
         max_rounds = np.int32(most_rounds(experiment, self.group.decides))
         slot = _Slot(jax.random.key_data(key), self.group.own(experiment), max_rounds)
         return slot, (key, self._policy_states[index], experiment)
@@ -175,7 +179,9 @@ def _with_slot(slot: int, old: Any, new: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _program(template: Template, policies: tuple[Policy, ...], decides: tuple[str, ...], side_by_side: bool) -> Any:
+def _program(
+    template: Template, policies: tuple[Policy, ...], decides: tuple[str, ...], side_by_side: bool, cores: int
+) -> Any:
     """Returns a jitted function that advances all slots by some rounds and returns their states and records."""
     policy = any_of(policies)
 
@@ -190,7 +196,7 @@ def _program(template: Template, policies: tuple[Policy, ...], decides: tuple[st
         each = lambda run: one(run[0], run[1], shared)  # noqa: E731
         return (jax.vmap(each) if side_by_side else functools.partial(lax.map, each))((slots, states))
 
-    return jax.jit(every, donate_argnums=1)
+    return jax.jit(on_cores(every, cores), donate_argnums=1)
 
 
 def any_of(policies: Sequence[Policy]) -> Policy:

@@ -52,19 +52,23 @@ class Clock:
 
 
 @contextlib.contextmanager
-def workers_for(num_runs: int, workers: int | None, client: "Client | None" = None) -> Iterator["Client | None"]:
+def workers_for(
+    num_runs: int, workers: int | None, client: "Client | None" = None, cores: int = 1
+) -> Iterator["Client | None"]:
     """Yields a Dask client, or None if this process should execute the runs. Its workers may still be starting.
 
     Args:
       num_runs: an upper bound on the number of runs.
-      workers: the number of local processes; by default one per core.
+      workers: the number of local processes; by default as many as there are cores for.
       client: the client of the user's cluster, which replaces local processes.
+      cores: how many cores compute a run. Several need a new process, because JAX may be in use in this one.
     """
-    number = min(num_runs, num_cores() if workers is None else checks.whole("workers", workers, 1))
-    if client is not None or number <= 1 or is_accelerated():
+    cores = checks.whole("cores", cores, 1, None if client else num_cores())
+    number = min(num_runs, num_cores() // cores if workers is None else checks.whole("workers", workers, 1))
+    if client is not None or not number or (number == 1 and cores == 1) or is_accelerated():
         yield client
         return
-    with local_client(number) as client:
+    with local_client(number, cores) as client:
         yield client
 
 

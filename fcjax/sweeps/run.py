@@ -3,6 +3,7 @@
 from __future__ import annotations  # short types in help()
 
 import dataclasses
+import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,6 +48,7 @@ def sweep(
     keep: str | os.PathLike | None = None,
     out: str | os.PathLike | None = None,
     workers: int | None = None,
+    cores: int = 1,
     side_by_side: int | None = None,
     about: Mapping[str, Any] | None = None,
     progress: bool = False,
@@ -74,6 +76,8 @@ def sweep(
         number of runs. Requires `keep`.
       workers: the number of local processes; by default one per core. With 1, the current process executes all runs.
         Accelerators are always used by the current process alone.
+      cores: how many cores compute a run; by default one, which is the fastest for many runs. With fewer runs than
+        cores, use several per run. They may change the last bits of a result.
       side_by_side: how many runs each processor executes at a time; by default 1 on a CPU and 16 on an accelerator.
         Reduce it if an accelerator runs out of memory. It affects the last bits of a result, as the hardware does.
       about: further attributes of the results.
@@ -85,9 +89,10 @@ def sweep(
     """
     grid: dict[str, Any] = {"distribution": distribution, "radius_m": radius_m, "phi": phi, "budget_s": budget_s}
     grid |= {"num_devices": num_devices, "seeds": seeds, "axes": axes}
-    with executor.workers_for(most_runs(policy, **grid), workers, client) as client:  # they start during the plan
+    number = most_runs(policy, **grid)
+    with executor.workers_for(number, workers, client, cores) as client:  # they start during the plan
         jobs = plan(policy, **grid, dataset=dataset, preset=preset, progress=progress)
-        how: dict[str, Any] = {"side_by_side": side_by_side, "about": about, "progress": progress}
+        how: dict[str, Any] = {"cores": cores, "side_by_side": side_by_side, "about": about, "progress": progress}
         return run_all(jobs, client=client, keep=keep, out=out, workers=workers, **how)
 
 
@@ -98,6 +103,7 @@ def run_all(
     keep: str | os.PathLike | None = None,
     out: str | os.PathLike | None = None,
     workers: int | None = None,
+    cores: int = 1,
     side_by_side: int | None = None,
     about: Mapping[str, Any] | None = None,
     progress: bool = False,
@@ -111,6 +117,8 @@ def run_all(
     side_by_side = checks.whole("side_by_side", side_by_side or default_side_by_side(), 1)
     if not jobs:
         raise ValueError("there are no runs: jobs is empty")
+    if cores != 1:
+        jobs = [dataclasses.replace(job, make=functools.partial(_with_cores, job.make, cores)) for job in jobs]
     clock = executor.Clock()
     finished = _Finished(None if keep is None else Archive(keep, side_by_side), in_memory=out is None)
     if keep is not None and any(keep.glob("[!.]*.npz")):
@@ -124,7 +132,7 @@ def run_all(
     how: dict[str, Any] = {"clock": clock, "side_by_side": side_by_side, "progress": progress}
     interrupted = False
     try:
-        with executor.workers_for(len(missing), workers, client) as client:
+        with executor.workers_for(len(missing), workers, client, cores) as client:
             for job, run in executor.execute(missing, client=client, **how):
                 finished.add(job, run)
     except KeyboardInterrupt:
@@ -147,6 +155,10 @@ def run_all(
     except OSError as error:
         raise OSError(f"{error}; finished runs are kept in {keep}: run the same command to resume") from error
     return results.read(out)
+
+
+def _with_cores(make: Callable[[], Experiment], cores: int) -> Experiment:
+    return dataclasses.replace(make(), cores=cores)
 
 
 def _labels(jobs: Sequence[Job]) -> dict[Job, dict[str, Any]]:
