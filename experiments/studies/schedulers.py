@@ -4,8 +4,9 @@ All policies meet the same channels, computation times, data and mini-batches un
 too: "fc (best phi)" is the one with the best mean in a setting, a reference that is chosen in hindsight. Seeds start at
 100, because lower ones were used to design fc+. Runs are saved in KEEP as they finish: rerun a stopped command, or
 one with more seeds, to resume. Prints the table and writes to OUT:
-  DATASET.csv   one row per setting and policy: means, the difference to FC with its 95% interval, Holm's p-value
-  DATASET.png   the differences
+  DATASET.csv        one row per setting and policy: means, the difference to FC with its 95% interval, Holm's p-value
+  DATASET.png        the differences
+  DATASET_runs.csv   one row per run, under its fingerprint; runs in this file are not repeated
 
     python experiments/studies/schedulers.py --seeds 20                      # hours
     python experiments/studies/schedulers.py --dataset cifar10 --radius 600 --seeds 5
@@ -23,7 +24,7 @@ import tournament
 import xarray as xr
 
 import fcjax
-from fcjax import console, hardware, metrics, plots
+from fcjax import archive, console, hardware, metrics, plots
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -85,8 +86,8 @@ def settings(args: argparse.Namespace) -> list[tuple[str, str, float]]:
     ]
 
 
-def play(args: argparse.Namespace, *, scenario: str, distribution: str, radius_m: float) -> xr.Dataset:
-    """Runs FC, its grid of phi and the other policies in one setting."""
+def play(args: argparse.Namespace, *, scenario: str, distribution: str, radius_m: float) -> pd.DataFrame:
+    """Returns the runs of FC, its grid of phi and the other policies in one setting; executes those not in the file."""
     jobs = fcjax.plan(
         ["fc", *args.policy, *(f"fc(phi={phi:g})" for phi in args.phi)],
         preset=scenario,
@@ -96,32 +97,50 @@ def play(args: argparse.Namespace, *, scenario: str, distribution: str, radius_m
         seeds=range(args.first_seed, args.first_seed + args.seeds),
         progress=True,
     )
-    return tournament.finish(jobs, args.keep, args.workers)
+    fingerprints = list(map(archive.Fingerprints(), jobs))
+    path = args.out / f"{args.dataset}_runs.csv"
+    known = pd.read_csv(path, index_col="fingerprint") if path.exists() else pd.DataFrame()
+    missing = {word: job for word, job in zip(fingerprints, jobs, strict=True) if word not in known.index}
+    if missing:
+        results = tournament.finish(list(missing.values()), args.keep, args.workers)
+        labels = {"fingerprint": list(missing), "scenario": scenario, "distribution": distribution}
+        known = pd.concat([known, figures(results).assign(**labels, radius_m=radius_m).set_index("fingerprint")])
+        # In an order that does not depend on when runs were executed.
+        known = known.sort_values(["scenario", "radius_m", "distribution", "policy", "seed"])
+        tournament.save(known.reset_index(), path)
+    return known.loc[fingerprints]
 
 
-def compare(results: xr.Dataset) -> pd.DataFrame:
-    """Returns a row per policy; of FC's grid of phi, only the best in hindsight, which may be FC itself."""
+def figures(results: xr.Dataset) -> pd.DataFrame:
+    """Returns what the study compares, with one row per run."""
     happened = results.round_s.notnull()
-    runs = pd.DataFrame(
+    return pd.DataFrame(
         {
             "policy": results.policy.values.astype(str),
+            "seed": results.seed.values,
             "best_percent": 100 * metrics.best_accuracy(results).values,
             "area_percent": 100 * metrics.area_under_curve(results).values,
             "scheduled": results.scheduled.sum("device").where(happened).mean("round").values,
             "rounds": happened.sum("round").values,
         }
     )
-    means = runs.groupby("policy", sort=False).mean()
+
+
+def compare(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns a row per policy; of FC's grid of phi, only the best in hindsight, which may be FC itself."""
+    means = runs.groupby("policy", sort=False)[["best_percent", "area_percent", "scheduled", "rounds"]].mean()
+    best_of = runs.pivot(index="seed", columns="policy", values="best_percent")
     grid = [name for name in means.index if name == "fc" or name.startswith("fc(phi=")]
     best = means.best_percent[grid].idxmax()
     rows = []
     for policy in [name for name in means.index if name == "fc" or name not in grid] + [best] * (len(grid) > 1):
         label = f"{BEST}: {best.removeprefix('fc(phi=').rstrip(')') if best != 'fc' else 0.05}"
-        row = {"policy": label if rows and policy == best else policy, "seeds": int((runs.policy == policy).sum())}
+        row = {"policy": label if rows and policy == best else policy, "seeds": int(best_of[policy].count())}
         row |= means.loc[policy].to_dict()
         if policy != "fc":
-            found = metrics.paired(results, policy, "fc", "best_accuracy")
-            row |= {name: 100 * getattr(found, name) for name in ("difference", "low", "high")}
+            apart = best_of[policy] - best_of["fc"]
+            found = metrics.Comparison(policy, "fc", "best accuracy", apart.mean(), apart.std(), len(apart))
+            row |= {name: getattr(found, name) for name in ("difference", "low", "high")}
             # A policy that is chosen by the same runs cannot be tested by them.
             row["p_value"] = np.nan if policy in grid else found.p_value
         rows.append(row)
