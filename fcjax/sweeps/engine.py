@@ -51,9 +51,8 @@ class Program:
 
     def __init__(self, group: Group, side_by_side: int = 1):
         self.group = group
-        self._cores = group.jobs[0].experiment.cores
         accelerators = [SingleDeviceSharding(one) for one in jax.local_devices()] if is_accelerated() else []
-        self._processors: list[Sharding] = [*accelerators] or [place(self._cores)]
+        self._processors: list[Sharding] = [*accelerators] or [place(group.jobs[0].experiment.cores)]
         self._num_slots = side_by_side
         self._policy_states = group.policy_states()
         shared = jax.device_put(group.shared())
@@ -106,14 +105,11 @@ class Program:
                 thread.join()
 
     def _compile(self) -> dict[Sharding, Compiled]:
-        group = self.group
-        program = _program(group.template(), group.policies(), group.decides, self._num_slots > 1, self._cores)
-        slot, of_run = self._slot(0)
-        one = slot, jax.eval_shape(begin, *of_run)
+        program, shapes = program_of(self.group, self._num_slots)
 
         def compiled(processor: Sharding) -> Compiled:
-            shape = lambda leaf: jax.ShapeDtypeStruct((self._num_slots, *leaf.shape), leaf.dtype, sharding=processor)  # noqa: E731
-            lowered = program.lower(*jax.tree.map(shape, one), self._shared[processor])
+            placed = jax.tree.map(lambda leaf: leaf.update(sharding=processor), shapes)
+            lowered = program.lower(*placed, self._shared[processor])
             return programs.compile_once(lowered, meanwhile=lambda: self._begin(0))
 
         return {processor: compiled(processor) for processor in self._processors}
@@ -152,18 +148,27 @@ class Program:
 
     def _begin(self, index: int) -> tuple[_Slot, State]:
         """Returns a run before its first round, as host arrays."""
-        slot, of_run = self._slot(index)
+        slot, of_run = _slot(self.group, index, self._policy_states[index])
         return jax.tree.map(leaves.on_host, (slot, begin(*of_run)))
 
-    def _slot(self, index: int) -> tuple[_Slot, tuple]:
-        """Returns the slot of a run and its arguments of `begin`."""
-        job = self.group.jobs[index]
-        experiment = job.experiment
-        # On the first processor, whichever takes the run: w_0 is tested on the same hardware as later models.
-        key = jax.device_put(jax.random.key(job.labels["seed"]), jax.local_devices()[0])
-        max_rounds = np.int32(most_rounds(experiment, self.group.decides))
-        slot = _Slot(jax.random.key_data(key), self.group.own(experiment), max_rounds)
-        return slot, (key, self._policy_states[index], experiment)
+
+def program_of(group: Group, num_slots: int) -> tuple[Any, tuple[_Slot, State]]:
+    """Returns the jitted program of a group, and the shapes of its arguments but for the last, `group.shared()`."""
+    first = group.jobs[0].experiment
+    program = _program(group.template(), group.policies(), group.decides, num_slots > 1, first.cores)
+    slot, of_run = _slot(group, 0, group.policy_states()[0])
+    one = slot, jax.eval_shape(begin, *of_run)
+    return program, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_slots, *leaf.shape), leaf.dtype), one)
+
+
+def _slot(group: Group, index: int, policy_state: Any) -> tuple[_Slot, tuple]:
+    """Returns the slot of a run and its arguments of `begin`."""
+    job = group.jobs[index]
+    experiment = job.experiment
+    # On the first processor, whichever takes the run: w_0 is tested on the same hardware as later models.
+    key = jax.device_put(jax.random.key(job.labels["seed"]), jax.local_devices()[0])
+    max_rounds = np.int32(most_rounds(experiment, group.decides))
+    return _Slot(jax.random.key_data(key), group.own(experiment), max_rounds), (key, policy_state, experiment)
 
 
 def _next(waiting: queue.SimpleQueue) -> int | None:
