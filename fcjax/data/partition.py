@@ -18,7 +18,7 @@ from fcjax import checks
 class Partition:
     """The first sizes[i] entries of row i are the samples of device i, in random order; the rest repeats them."""
 
-    indices: np.ndarray  # (M, N_max) int32, into the training set
+    indices: np.ndarray  # (M, N) int32, into the training set; N is the largest size or more
     sizes: np.ndarray  # (M,) int32, D_i
 
     @property
@@ -189,5 +189,7 @@ def _checked(labels: np.ndarray, num_devices: int, seed: int) -> tuple[np.ndarra
 
 def _partition(devices: list[np.ndarray], rng: np.random.Generator) -> Partition:
     sizes = np.array([device.size for device in devices], np.int32)
-    rows = [np.resize(rng.permutation(device), sizes.max()) for device in devices]
+    # Programs depend on the length of the rows. With a power of 2, partitions of other seeds mostly share them.
+    length = sizes.max() if sizes.min() == sizes.max() else 1 << int(sizes.max() - 1).bit_length()
+    rows = [np.resize(rng.permutation(device), length) for device in devices]
     return Partition(np.stack(rows).astype(np.int32), sizes)

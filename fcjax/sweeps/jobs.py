@@ -127,6 +127,7 @@ class Template:
 
 
 def groups(jobs: Sequence[Job]) -> list[Group]:
+    """Groups runs that share a program."""
     found: dict[Any, Group] = {}
     for job in jobs:
         experiment = job.experiment

@@ -173,3 +173,14 @@ def test_plot(tmp_path):
     shown = ax.images[0].get_array()
     assert shown.shape == (20, NUM_LABELS)
     assert np.all((shown > 0).sum(1) == 2)
+
+
+def test_rows_of_other_seeds_mostly_have_the_same_length():
+    """Programs depend on it, so they are compiled once for most seeds."""
+    labels = np.repeat(np.arange(10), 600)
+    lengths = [partition.dirichlet(labels, 20, 0.3, seed=seed).indices.shape[1] for seed in range(20)]
+    largest = [partition.dirichlet(labels, 20, 0.3, seed=seed).sizes.max() for seed in range(20)]
+    assert len(set(largest)) > 15
+    assert len(set(lengths)) <= 2
+    assert all(size <= length < 2 * size for size, length in zip(largest, lengths, strict=True))
+    assert partition.iid(labels, 20, seed=0).indices.shape == (20, 300)  # equal sizes need no room
