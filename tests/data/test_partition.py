@@ -181,6 +181,6 @@ def test_rows_of_other_seeds_mostly_have_the_same_length():
     lengths = [partition.dirichlet(labels, 20, 0.3, seed=seed).indices.shape[1] for seed in range(20)]
     largest = [partition.dirichlet(labels, 20, 0.3, seed=seed).sizes.max() for seed in range(20)]
     assert len(set(largest)) > 15
-    assert len(set(lengths)) <= 2
+    assert lengths.count(1024) >= 17
     assert all(size <= length < 2 * size for size, length in zip(largest, lengths, strict=True))
     assert partition.iid(labels, 20, seed=0).indices.shape == (20, 300)  # equal sizes need no room
