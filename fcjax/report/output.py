@@ -28,6 +28,8 @@ def write(results: xr.Dataset, out: Path) -> pd.DataFrame:
             figures[f"accuracy_by_{name}"] = partial(plots.against, axis=name)
     for name, draw in figures.items():
         figure = draw(results)
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # the layout is found once, not for each format
         for kind, metadata in (("png", None), ("pdf", {"CreationDate": None})):
             image = io.BytesIO()  # in memory, because matplotlib crashes on a full disk
             figure.savefig(image, format=kind, metadata=metadata)

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with the remaining time on a terminal, or an occasional line in a log."""
+"""Progress of long work: a bar that says what is happening on a terminal, or a line per minute in a log."""
 
 import shutil
 import sys
@@ -13,17 +13,17 @@ from fcjax.runtime import settings
 
 T = TypeVar("T")
 
-_LINE_EVERY_S = 10.0
+_LINE_EVERY_S = 60.0
 
 
 class Progress:
-    """A progress bar over `total` pieces of work; shows nothing if disabled."""
+    """A progress bar over `total` pieces of work, each a `unit`; shows nothing if disabled."""
 
     def __init__(self, total: int, unit: str, *, enabled: bool = True):
         self._total, self._unit = total, unit
         self._done = 0.0
         self._finished = 0
-        self._activity = ""
+        self._activity: str | None = None
         self._seconds = 0.0  # spent on the work that the remaining time is estimated from
         self._resumed_at: float | None = None
         self._last_line = time.monotonic()
@@ -42,11 +42,11 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def begin(self, activity: str, *, counts: bool) -> None:
-        """Sets the activity; `counts` says whether the remaining time is estimated from it."""
+    def begin(self, activity: str | None = None) -> None:
+        """Says what is happening; without an activity, the pieces are counted and the remaining time is estimated."""
         self._pause()
         self._activity = activity
-        self._resumed_at = time.monotonic() if counts else None
+        self._resumed_at = time.monotonic() if activity is None else None
         self.tick()
 
     def update(self, done: float, finished: int) -> None:
@@ -56,14 +56,15 @@ class Progress:
 
     def tick(self) -> None:
         """Refreshes the display."""
-        text = f"{self._finished} of {self._total} {self._unit}{self._remaining()}"
+        counted = f"{self._unit} {min(self._finished + 1, self._total)} of {self._total}{self._remaining()}"
+        text = self._activity or counted
         if self._bar is not None:
-            self._bar.set_description_str(f"{self._activity}: {text}", refresh=False)
+            self._bar.set_description_str(text, refresh=False)
             self._bar.n = min(self._done, self._total)
             self._bar.refresh()
         elif self._lines and time.monotonic() - self._last_line >= _LINE_EVERY_S:
             self._last_line = time.monotonic()
-            print(f"{self._activity}: {100 * self._done / self._total:.0f}%, {text}", file=sys.stderr, flush=True)
+            print(f"{100 * self._done / self._total:3.0f}%  {text}", file=sys.stderr, flush=True)
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
         """Calls function(*args) in another thread and ticks meanwhile; Ctrl-C abandons the thread."""

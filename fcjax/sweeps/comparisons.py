@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 import xarray as xr
-from scipy import special, stats
+from scipy import special  # its stats would take half a second to import
 
 from fcjax.sweeps.results import SETTINGS, checked, further_axes
 
@@ -29,7 +29,7 @@ def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     mean = np.where(count > 0, np.nansum(values, axis=0) / some, np.nan)
     squares = np.nansum((values - mean) ** 2, axis=0)
     variance = squares / np.maximum(count - 1, 1)
-    half = stats.t.ppf((1 + _LEVEL) / 2, np.maximum(count - 1, 1)) * np.sqrt(variance / some)
+    half = special.stdtrit(np.maximum(count - 1, 1), (1 + _LEVEL) / 2) * np.sqrt(variance / some)
     return mean, np.where(count > 1, half, np.nan)
 
 

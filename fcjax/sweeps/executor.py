@@ -93,8 +93,8 @@ def execute(
     if not jobs:
         return
     with contextlib.ExitStack() as stack:
-        shown = stack.enter_context(Progress(len(jobs), "runs", enabled=progress))
-        shown.begin("preparing", counts=False)
+        shown = stack.enter_context(Progress(len(jobs), "run", enabled=progress))
+        shown.begin(f"preparing {len(jobs)} runs")
         batches = shown.run(groups, jobs)
         clock.num_programs += len(batches)
         finished = (
@@ -107,13 +107,13 @@ def execute(
 
 def _here(batches: Sequence[Group], side_by_side: int, clock: Clock, shown: Progress) -> Iterator[tuple[Job, Run]]:
     number = 0
-    for group in batches:
+    for place, group in enumerate(batches, 1):
         before = time.monotonic()
-        shown.begin("compiling", counts=False)
+        shown.begin(f"compiling program {place} of {len(batches)}")
         program = shown.run(Program, group, side_by_side)
         clock.compile_s += time.monotonic() - before
         before = time.monotonic()
-        shown.begin("running", counts=True)
+        shown.begin()
         parts = [0.0] * len(group.jobs)
 
         def report(index: int, part: float, parts: list[float] = parts, number: int = number) -> None:
@@ -161,7 +161,7 @@ def _on_workers(
     try:
         check_workers(client)
         client.subscribe_topic(TOPIC, hear)
-        shown.begin("compiling", counts=False)
+        shown.begin(f"compiling {len(batches)} program{'s' if len(batches) > 1 else ''}")
         is_running = False
         for group in batches:
             blob = _pickled(group, side_by_side)
@@ -194,7 +194,7 @@ def _on_workers(
                     num_finished += 1
                     yield task.group.jobs[index], run
             if not is_running and (parts or num_finished):
-                shown.begin("running", counts=True)
+                shown.begin()
                 is_running = True
             under_way = sum(part * len(tasks[key].indices) for key, part in list(parts.items()) if key in tasks)
             shown.update(num_finished + under_way, num_finished)

@@ -99,18 +99,25 @@ def plan(
         # As text, because NaN does not equal itself.
         if len({str(value) for value in values}) < len(values):
             raise ValueError(f"{name} has a value twice: {', '.join(map(str, values))}")
-    loaded = data.load(dataset) if isinstance(dataset, str) else dataset
+    loaded = _loaded(dataset, progress) if isinstance(dataset, str) else dataset
     if not isinstance(loaded, data.Dataset):
         raise ValueError(f"dataset must be a name or a fcjax.data.Dataset, got {type(loaded).__name__}")
 
     make = _Maker(preset, loaded, tuple(grid))
     settings = list(itertools.product(*grid.values()))
-    with Progress(len(settings) * len(named) * len(seeds), "runs", enabled=progress) as shown:
-        shown.begin("checking", counts=False)
+    with Progress(len(settings) * len(named) * len(seeds), "run", enabled=progress) as shown:
+        number = len(settings) * len(named)
+        shown.begin(f"checking {number} setting{'s' if number > 1 else ''}")
         jobs = _checked_jobs(tuple(grid), settings, named, seeds, loaded.name, make, shown)
     if name_of_preset in (None, "shi2020"):
         return jobs
     return [dataclasses.replace(job, labels=job.labels | {"preset": name_of_preset}) for job in jobs]
+
+
+def _loaded(name: str, progress: bool) -> data.Dataset:
+    with Progress(1, "data set", enabled=progress) as shown:
+        shown.begin(f"loading {name}")
+        return data.load(name)
 
 
 def _further(axes: Mapping[str, Any] | None, preset: Callable) -> dict[str, Any]:

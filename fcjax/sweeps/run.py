@@ -122,8 +122,8 @@ def run_all(
     clock = executor.Clock()
     finished = _Finished(None if keep is None else Archive(keep, side_by_side), in_memory=out is None)
     if keep is not None and any(keep.glob("[!.]*.npz")):
-        with Progress(len(jobs), "runs", enabled=progress) as shown:
-            shown.begin("looking for kept", counts=False)
+        with Progress(len(jobs), "run", enabled=progress) as shown:
+            shown.begin("looking for kept runs")
             for number, job in enumerate(jobs, 1):
                 finished.find(job)
                 shown.update(number, number)

@@ -200,14 +200,17 @@ def test_concat_of_sweeps_with_different_lengths(tmp_path):
 
 def test_progress_returns_results_and_shows_remaining_time(monkeypatch, capsys):
     monkeypatch.setattr("fcjax.runtime.progress._LINE_EVERY_S", 0.0)
-    with Progress(4, "runs") as shown:
-        shown.begin("running", counts=True)
+    with Progress(4, "run") as shown:
+        shown.begin("compiling program 1 of 2")
+        shown.begin()
         assert shown.run(lambda a, b: a + b, 1, 2) == 3
         with pytest.raises(ZeroDivisionError):
             shown.run(lambda: 1 / 0)
         monkeypatch.setattr("fcjax.runtime.progress.time.monotonic", lambda start=shown._resumed_at: start + 100)
         shown.update(1.0, 1)
-    assert "running: 25%, 1 of 4 runs, 5:00 left" in capsys.readouterr().err
+    lines = capsys.readouterr().err
+    assert lines.startswith("  0%  compiling program 1 of 2\n")
+    assert " 25%  run 2 of 4, 5:00 left\n" in lines
 
 
 def test_selected_runs_are_still_results():
