@@ -2,12 +2,14 @@
 
 Each row is a separate process that executes one sweep (or one `jax.vmap` of `simulate`) of FC on MNIST over 5 simulated
 seconds, and reports its peak memory and that of its largest worker. All seeds share one copy of the images. The rows
-"file" run `experiments/sweep.py` over 20 simulated seconds, with all its files, tables and plots.
+"file" run `experiments/sweep.py` over 20 simulated seconds, with all its files, tables and plots. The rows "cnn" train
+a convolutional network on 10 devices at a time, in batches of 32, of which 1000 devices can fill one.
 
     python experiments/benchmarks/memory.py      # about 15 minutes
 """
 
 import contextlib
+import functools
 import json
 import resource
 import subprocess
@@ -20,7 +22,9 @@ import report
 SWEEPS = ((1, 20), (10, 20), (100, 20), (1, 100), (1, 400))  # seeds, devices; with 400, each can fill a mini-batch
 BUDGET_S = 5.0
 BUDGET_OF_FILES_S = 20.0
+BUDGET_OF_NETWORKS_S = 8.0
 FILES = ((50, 20), (1000, 20))
+NETWORKS = ((1, 20), (1, 1000))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -34,6 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     print(report.machine())
     rows = []
     cases = [*(("sweep", *sizes) for sizes in SWEEPS), ("vmap", 1, 20), ("vmap", 100, 20)]
+    cases += [("cnn", *sizes) for sizes in NETWORKS]
     for how, seeds, num_devices in [*cases, *(("file", *sizes) for sizes in FILES)]:
         command = [sys.executable, __file__, "--case", how, str(seeds), str(num_devices)]
         row = {"how": how, "seeds": seeds, "M": num_devices}
@@ -70,7 +75,7 @@ def measure(how: str, seeds: int, num_devices: int) -> dict[str, float]:
 
     import fcjax
 
-    start = time.monotonic()
+    start, further = time.monotonic(), {}
     if how == "file":
         with tempfile.TemporaryDirectory() as folder:
             from fcjax import cli
@@ -79,6 +84,11 @@ def measure(how: str, seeds: int, num_devices: int) -> dict[str, float]:
                 cli.sweep(
                     [*f"--seeds {seeds} --devices {num_devices} --budget {BUDGET_OF_FILES_S}".split(), "--out", folder]
                 )
+    elif how == "cnn":
+        cell = {"num_devices": num_devices, "distribution": "iid", "budget_s": BUDGET_OF_NETWORKS_S}
+        preset = functools.partial(fcjax.presets.cnn, batch_size=32)
+        results = fcjax.sweep("fixed(n=10)", preset=preset, seeds=seeds, workers=1, **cell)
+        further = {"s a round": results.run_s / float(results.rounds.sum())}
     elif how == "sweep":
         fcjax.sweep("fc", distribution="iid", seeds=seeds, num_devices=num_devices, budget_s=BUDGET_S)
     else:
@@ -90,7 +100,7 @@ def measure(how: str, seeds: int, num_devices: int) -> dict[str, float]:
     here, worker = (
         resource.getrusage(who).ru_maxrss * unit / 1e9 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
-    return {"peak GB": here, "largest worker GB": worker, "s": time.monotonic() - start}
+    return {"peak GB": here, "largest worker GB": worker, "s": time.monotonic() - start} | further
 
 
 if __name__ == "__main__":
