@@ -1,4 +1,4 @@
-"""Two directives for pages: `api` documents public names from their docstrings, `commands` shows the help of `fcjax`."""
+"""Directives for pages: `api` documents public names from their docstrings, `commands` shows the help of `fcjax`."""
 
 import inspect
 import os
@@ -45,7 +45,8 @@ def _autodoc(name: str, found: object) -> str:
         offered = [
             inside
             for inside, value in vars(found).items()
-            if not inside.startswith("_") and (isinstance(value, property) or inspect.isfunction(value))
+            if not inside.startswith("_")
+            and (isinstance(value, property) or inspect.isfunction(value))
             and inside not in getattr(found, "__dataclass_fields__", ())
         ]
         return f".. autoclass:: {name}" + (f"\n   :members: {', '.join(offered)}" if offered else "")
@@ -57,7 +58,7 @@ def _rst(*parts: str) -> str:
 
 
 def readable(lines: list[str]) -> list[str]:
-    """Returns a docstring as reStructuredText: indented paragraphs are code, and bars outside them stand for themselves."""
+    """Returns a docstring as reStructuredText: indented paragraphs are code, and bars elsewhere are just bars."""
     made: list[str] = []
     is_code, last = False, ""  # the last line that is not empty
     for line in lines:
