@@ -15,18 +15,18 @@ html_title = f"fcjax {release}"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "directives"]
 html_theme = "furo"
 html_extra_path = ["redirect"]  # index.html
-html_theme_options = {"navigation_with_keys": True}
+html_theme_options = {"light_css_variables": {"code-font-size": "75%"}}  # 100 characters fit
+html_show_copyright = False
 
 root_doc = "docs/index"
 include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**", "experiments/results/paper/README.md"]
 exclude_patterns = [".venv", ".git", "out", "build"]
 
-myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # the tutorial is committed with its outputs
 nb_merge_streams = True
 
-smartquotes = False  # quoted names are Python strings
+smartquotes_action = "D"  # dashes only: quoted names are Python strings
 default_role = "py:obj"
 napoleon_numpy_docstring = False
 autodoc_member_order = "bysource"

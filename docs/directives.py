@@ -101,13 +101,19 @@ def _default(cls: Any, name: str) -> str:
     return f"``{value:g}``" if isinstance(value, float) else f"``{getattr(value, '__name__', value)!s}``"
 
 
+_ARRAY_LIKE = (  # as autodoc spells it
+    r"TypeAliasForwardRef\('ArrayLike'\)"
+    r"|\S*Array \| \S*ndarray \| \S*bool \| \S*number \| bool \| int \| float \| complex"
+)
+
+
 def _short_signature(
     app: Sphinx, what: str, name: str, found: Any, options: object, signature: str | None, returned: str | None
 ) -> tuple[str, str | None] | None:
     """Omits the signatures of types, whose fields are in a table, and shortens annotations."""
     if what == "class" and "Attributes:" in (found.__doc__ or ""):
         return "", None
-    shorter = [part and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", part) for part in (signature, returned)]
+    shorter = [part and re.sub(_ARRAY_LIKE, "ArrayLike", part) for part in (signature, returned)]
     return (shorter[0] or "", shorter[1]) if signature is not None else None
 
 
