@@ -168,7 +168,8 @@ class Decision:
 
     Attributes:
       scheduled: (M,) bool, Pi.
-      share: (M,) gamma_i: 0 for devices that are not scheduled; the others sum to 1.
+      share: (M,) gamma_i, a fraction without a unit: of the bandwidth, or of the round under TDMA. It is 0 for devices
+        that are not scheduled. The others sum to 1 under FDMA, and to at most 1 otherwise.
       round_s: () s, t*: 0 if no device is scheduled, inf if a scheduled device never finishes.
       power_w: () or (M,) W, at most `cell.power_w`.
       cpu_hz: () or (M,) Hz, at most `cell.cpu_hz`; it scales the computation time by cell.cpu_hz/cpu_hz.

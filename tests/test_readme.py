@@ -158,7 +158,7 @@ def test_tutorial_in_short():
     outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
     assert printed.count("best_accuracy, prompt - fc") == 2
-    assert sum("image/png" in output.get("data", ()) for output in outputs) == 2
+    assert sum("image/png" in output.get("data", ()) for output in outputs) == 3
 
 
 def test_tutorial_is_committed_with_its_outputs():
