@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 README = Path(__file__).parents[1] / "README.md"
 
 
-def small_digits():
+def small_digits(num_train=4000):
     """A few images of MNIST's shape that need no download. The position of a bright bar gives the label."""
     rng = np.random.default_rng(0)
 
@@ -32,7 +32,7 @@ def small_digits():
             image[2 * label : 2 * label + 3] += 100
         return images, labels
 
-    (train_x, train_y), (test_x, test_y) = draw(4000), draw(200)
+    (train_x, train_y), (test_x, test_y) = draw(num_train), draw(200)
     return data.Dataset("mnist", train_x, train_y, test_x, test_y, tuple("0123456789"), "a seed")
 
 
@@ -134,11 +134,13 @@ def test_commands_of_pages_parse(command, monkeypatch):
 TUTORIAL = ROOT / "docs" / "tutorial.ipynb"
 SMALL = """
 import sys
+import jax
+jax.config.update("jax_disable_most_optimizations", True)
 sys.path.insert(0, {tests!r})
 from test_readme import small_digits
 from fcjax import data
 from fcjax.sweeps import executor
-digits = small_digits()
+digits = small_digits(30000)  # enough for unequal devices
 data.load = lambda name: digits
 executor.num_cores = lambda: 1
 """
