@@ -168,7 +168,8 @@ class Decision:
 
     Attributes:
       scheduled: (M,) bool, Pi.
-      share: (M,) gamma_i: 0 for devices that are not scheduled; the others sum to 1.
+      share: (M,) gamma_i, a fraction without a unit: of the bandwidth, or of the round under TDMA. It is 0 for devices
+        that are not scheduled. The others sum to 1 under FDMA, and to at most 1 otherwise.
       round_s: () s, t*: 0 if no device is scheduled, inf if a scheduled device never finishes.
       power_w: () or (M,) W, at most `cell.power_w`.
       cpu_hz: () or (M,) Hz, at most `cell.cpu_hz`; it scales the computation time by cell.cpu_hz/cpu_hz.
@@ -194,8 +195,8 @@ class Training:
       momentum: () momentum of local SGD, reset each round.
       budget_s: () s, T: a round that would end later does not take place.
       num_samples: () or (M,) D_i: only their ratios matter.
-      local_steps: tau.
-      batch_size: d.
+      local_steps: tau, mini-batches of a device in a round.
+      batch_size: d, samples of a mini-batch.
       proximal: () mu: devices add mu/2 |w - w_{k-1}|^2 to their loss (FedProx); None leaves it out.
     """
 
@@ -294,10 +295,15 @@ class Policy(NamedTuple):
 
     A policy with `asks_norms` sees the norms of this round's updates of all available devices. All of them compute
     before the policy decides, which takes the time of the slowest and costs energy.
+
+    Attributes:
+      init: makes the first state from a cell.
+      select: takes a key, a state and the context of a round; returns the next state and a decision.
+      asks_norms: whether the policy needs the norms of this round's updates.
     """
 
-    init: Callable[[Cell], Any]  # cell -> state
-    select: Callable[[Array, Any, RoundContext], tuple[Any, Decision]]  # key, state, context -> state, decision
+    init: Callable[[Cell], Any]
+    select: Callable[[Array, Any, RoundContext], tuple[Any, Decision]]
     asks_norms: bool = False
 
     @property
@@ -310,13 +316,21 @@ class Policy(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What no round of a world exceeds."""
+    """What no round of a world exceeds.
 
-    gain: ArrayLike  # () or (M,) the largest gain; inf if there is no limit
-    compute_s: ArrayLike  # () or (M,) s, the shortest computation time
-    num_rounds: int | None = None  # how many rounds the world has; None for any number
-    always_available: bool = False  # whether no device is ever unavailable
-    may_end: bool = False  # whether runs end with the last round; if not, too few rounds for the budget are an error
+    Attributes:
+      gain: () or (M,) the largest gain; inf if there is no limit.
+      compute_s: () or (M,) s, the shortest computation time.
+      num_rounds: how many rounds the world has; None for any number.
+      always_available: whether no device is ever unavailable.
+      may_end: whether runs end with the last round; if not, too few rounds for the budget are an error.
+    """
+
+    gain: ArrayLike
+    compute_s: ArrayLike
+    num_rounds: int | None = None
+    always_available: bool = False
+    may_end: bool = False
 
 
 @_one_program_per("observe")
@@ -325,22 +339,29 @@ class World(NamedTuple):
 
     `observe` must not depend on the policy, so that all policies meet the same rounds. Put the parameters of a world
     into its state: worlds with the same `observe` share one compiled program.
+
+    Attributes:
+      init: makes the first state from a key and a cell.
+      observe: takes a key, a state, a cell and the training; returns the next state and the observation of a round.
+      limits: makes the limits of the world from a cell and the training; None for those of the cell.
     """
 
-    init: Callable[[Array, Cell], Any]  # key, cell -> state
-    observe: Callable[[Array, Any, Cell, Training], tuple[Any, Observation]]  # key, state, ... -> state, observation
-    limits: Callable[[Cell, Training], Limits] | None = None  # None for those of the cell; see `fcjax.worlds`
+    init: Callable[[Array, Cell], Any]
+    observe: Callable[[Array, Any, Cell, Training], tuple[Any, Observation]]
+    limits: Callable[[Cell, Training], Limits] | None = None
 
 
 @_one_program_per("lose")
 class Outages(NamedTuple):
     """Which uploads are lost: two pure functions of arrays, and a state that is passed from round to round.
 
-    `lose` draws, for each device, whether its upload would be lost if it is scheduled.
+    Attributes:
+      init: makes the first state from a cell.
+      lose: takes a key, a state, a decision, an observation and a cell; returns the next state and, for each device,
+        (M,) bool, whether its upload would be lost if it is scheduled.
     """
 
-    init: Callable[[Cell], Any]  # cell -> state
-    # key, state, decision, observation, cell -> state, (M,) bool
+    init: Callable[[Cell], Any]
     lose: Callable[[Array, Any, Decision, Observation, Cell], tuple[Any, Array]]
 
 
@@ -348,11 +369,15 @@ class Outages(NamedTuple):
 class Compressor(NamedTuple):
     """Compression of updates.
 
-    `apply` takes the update of a device as one vector, (P,), and returns what the base station decodes from the upload.
-    With error feedback, devices add what their earlier uploads left out to their next update.
+    Attributes:
+      bits: takes the number of parameters P; returns the bits of an upload.
+      apply: takes a key, the parameters of the compressor and the update of a device as one vector, (P,); returns what
+        the base station decodes from the upload.
+      parameters: the compressor's own parameters.
+      error_feedback: whether devices add what their earlier uploads left out to their next update.
     """
 
-    bits: Callable[[int], float]  # number of parameters P -> bits of an upload
-    apply: Callable[[Array, Any, Array], Array]  # key, parameters of the compressor, update -> decoded update
+    bits: Callable[[int], float]
+    apply: Callable[[Array, Any, Array], Array]
     parameters: Any = ()
     error_feedback: bool = False

@@ -97,8 +97,9 @@ def sensitivities(
       constant: of the bound; see `fcjax.bounds.sampling_constant`.
 
     Returns:
-      One row per quantity and parameter: `quantity`, its current `quantity_value`, `parameter`, its current `value`, a
-      mean over devices, its `unit`, the derivative `per_unit`, and the elasticity `percent_per_percent`.
+      One row per quantity and parameter. The columns are `quantity`, its current `quantity_value`, `parameter`, its
+      current `value`, a mean over devices, its `unit`, the derivative `per_unit`, and the elasticity
+      `percent_per_percent`.
     """
     observation, cell = checks.uplink(observation, checks.whole_cell(cell))
     scheduled = checks.mask("scheduled", scheduled, checks.num_devices(cell))

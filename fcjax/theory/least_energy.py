@@ -57,11 +57,11 @@ def least_energy(
       training: local steps and batch size; by default `Training()`.
 
     Returns:
-      energy_j: () J, the sum of `round_energy` of the decision. If no device is scheduled, it is 0. If the scheduled
-        devices cannot finish by the deadline, it is inf. It is differentiable in the deadline and in every leaf of
-        observation and cell, by the envelope theorem.
-      decision: shares, powers, frequencies and the deadline as round time. If the devices cannot finish by the
-        deadline, it is the fastest decision: that of `allocate`, at full power and frequency.
+      The pair (energy_j, decision). energy_j, () J, is the sum of `fcjax.round_energy` of the decision. If no device is
+      scheduled, it is 0. If the scheduled devices cannot finish by the deadline, it is inf. It is differentiable in the
+      deadline and in every leaf of observation and cell, by the envelope theorem. The decision has shares, powers,
+      frequencies and the deadline as round time. If the devices cannot finish by the deadline, it is the fastest
+      decision, that of `fcjax.allocate`, at full power and frequency.
     """
     training = Training() if training is None else training
     observation, cell = checks.uplink(observation, cell)

@@ -39,7 +39,7 @@ def allocate(scheduled: Array, observation: Observation, cell: Cell) -> Decision
     Returns:
       The decision. If no device is scheduled, round_s and all shares are 0. If a scheduled device can never finish (no
       gain, no power, an infinite computation time, or more devices than blocks), round_s is inf. round_s is
-      differentiable in every leaf of observation and cell: under FDMA by the implicit function theorem, and otherwise
+      differentiable in every leaf of observation and cell, under FDMA by the implicit function theorem, and otherwise
       with the same blocks or order.
     """
     observation, cell = checks.uplink(observation, cell)
@@ -107,8 +107,8 @@ def fastest_sets(observation: Observation, cell: Cell) -> tuple[Array, Array]:
       cell: bandwidth, noise, powers, upload size and access scheme.
 
     Returns:
-      round_s: (M,) s, non-decreasing; entry n - 1 is for n devices, and inf if fewer than n devices can finish.
-      scheduled: (M, M) bool; row n - 1 is the set of n devices.
+      The pair (round_s, scheduled). Entry n - 1 of round_s, (M,) s, is the round time of n devices. It does not fall as
+      n grows, and is inf if fewer than n devices can finish. Row n - 1 of scheduled, (M, M) bool, is the set.
     """
     observation, cell = checks.uplink(observation, cell)
     return scheme_of(cell).fastest_sets(uploads(observation, cell))
