@@ -5,10 +5,12 @@ with one line per policy, and per phi if there are several. With a single policy
 further axis of the sweep.
 """
 
+import contextlib
 import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -45,6 +47,15 @@ _ROUNDS = (
 )
 
 
+@contextlib.contextmanager
+def _styled(**changes: Any) -> Iterator[None]:
+    """Applies `STYLE`, and keeps that the first figure in a notebook makes matplotlib interactive."""
+    with plt.rc_context({**STYLE, **changes}):
+        yield
+        is_interactive = plt.isinteractive()
+    matplotlib.interactive(is_interactive)
+
+
 def accuracy(results: xr.Dataset) -> Figure:
     """Plots test accuracy of the global model against simulated time; thin lines are the best so far.
 
@@ -54,7 +65,7 @@ def accuracy(results: xr.Dataset) -> Figure:
     panels = list(_panels(results))
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    with plt.rc_context(STYLE):
+    with _styled():
         size = (1.2 + 3.4 * columns, 0.9 + 2.6 * rows)
         figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, sharey=True, layout="constrained")
         for axes in grid.ravel()[len(panels) :]:
@@ -80,7 +91,7 @@ def rounds(results: xr.Dataset) -> Figure:
     results = checked(results)
     panels = list(_panels(results))
     shape = (2, 3) if len(panels) == 1 else (len(_ROUNDS), len(panels))
-    with plt.rc_context(STYLE):
+    with _styled():
         size = (1.2 + 3.0 * shape[1], 0.9 + 1.9 * shape[0])
         share = {"sharex": True} if len(panels) == 1 else {"sharex": "col", "sharey": "row"}
         figure, grid = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained", **share)
@@ -116,7 +127,7 @@ def against(results: xr.Dataset, axis: str) -> Figure:
     panels = list(_panels(results, without=axis))
     positions = np.unique(values)
     logarithmic = positions.min() > 0 and positions.max() > 5 * positions.min()
-    with plt.rc_context(STYLE):
+    with _styled():
         size = (1.2 + 3.4 * len(panels), 3.5)
         figure, grid = plt.subplots(1, len(panels), figsize=size, squeeze=False, sharey=True, layout="constrained")
         for axes, (title, runs) in zip(grid[0], panels, strict=True):
@@ -144,7 +155,7 @@ def sensitivities(table: pd.DataFrame) -> Figure:
     wide = wide[(wide.abs() > 1e-9).any(axis=1)]
     quantities = dict(zip(table.quantity, table.quantity_value, strict=True))
     places = np.arange(len(wide))
-    with plt.rc_context({**STYLE, "axes.grid.axis": "x"}):
+    with _styled(**{"axes.grid.axis": "x"}):
         size = (2.4 + 2.6 * len(quantities), 1.0 + 0.24 * len(wide))
         figure, grid = plt.subplots(1, len(quantities), figsize=size, squeeze=False, sharey=True, layout="constrained")
         for axes, (quantity, value) in zip(grid[0], quantities.items(), strict=True):
