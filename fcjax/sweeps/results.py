@@ -87,6 +87,8 @@ _ABOUT = {  # unit and meaning
     "budget_s": ("s", "time budget"),
     "phi": ("1", "parameter of the policy, NaN where it has none"),
     "devices": ("1", "number of devices"),
+    "setup": ("1", "cell and training of the run, as JSON"),
+    "samples": ("1", "training samples of a label on the device"),
 }
 
 
@@ -148,7 +150,11 @@ def to_dataset(
     names = [*SETTINGS, *(name for name in labels[0] if name not in SETTINGS)]
     coordinates: dict[str, Any] = {name: ("run", np.array([row[name] for row in labels])) for name in names}
     coordinates |= {"round": np.arange(1, num_rounds + 1), "device": np.arange(num_devices)}
-    dataset = xr.Dataset(variables, coordinates, {**provenance(), **(about or {})})
+    return described(xr.Dataset(variables, coordinates, {**provenance(), **(about or {})}))
+
+
+def described(dataset: xr.Dataset) -> xr.Dataset:
+    """Gives variables their units and meanings."""
     for name, (unit, meaning) in _ABOUT.items():
         if name in dataset:
             dataset[name].attrs.update(units=unit, long_name=meaning)
@@ -210,8 +216,11 @@ def concat(parts: Sequence[xr.Dataset]) -> xr.Dataset:
         lacking = {name: ("run", np.full(part.sizes["run"], axes[name])) for name in axes if name not in part.coords}
         alike.append(part.assign_coords(lacking))
     variables = [item for part in parts for item in part.data_vars.items()]
-    fill = {str(name): False if variable.dtype == bool else np.nan for name, variable in variables}
+    fill = {str(name): _NOTHING.get(variable.dtype.kind, np.nan) for name, variable in variables}
     return xr.concat(alike, "run", join="outer", fill_value=fill, combine_attrs="drop_conflicts")
+
+
+_NOTHING = {"b": False, "O": "", "U": ""}  # by kind of values; NaN for numbers
 
 
 def _with_received(dataset: xr.Dataset) -> xr.Dataset:
@@ -367,6 +376,24 @@ def read(path: str | os.PathLike) -> xr.Dataset:
     if missing:
         raise ValueError(f"{path} is not a results file: it has no {', '.join(missing)}")
     return dataset
+
+
+def salvage(path: str | os.PathLike) -> tuple[xr.Dataset, list[str]]:
+    """Loads what can be read of a results file, and says what cannot.
+
+    Raises FileNotFoundError, or ValueError if the file lacks what every summary needs.
+    """
+    faults = []
+    with read(path) as dataset:
+        for name in list(dataset.variables):
+            try:
+                dataset[name].load()
+            except (OSError, RuntimeError) as error:
+                if name in (*SETTINGS, *_NEEDED):
+                    raise _unreadable(path, error) from error
+                faults.append(f"{path} is damaged: {name} cannot be read")
+                dataset = dataset.drop_vars(name)
+    return dataset, faults
 
 
 def _unreadable(path: str | os.PathLike, error: Exception) -> Exception:

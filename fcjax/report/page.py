@@ -1,0 +1,77 @@
+"""The interactive page: one HTML file with its data, its script and Plotly.
+
+Plotly draws bands, rasters and hover labels that list all lines at once from a few lines of script, and costs 4.8 MB of
+the page; Bokeh's and Vega's scripts are a quarter of that, but Bokeh has no such labels, and inlining Vega needs a
+further package of 33 MB. Its script is read from the installed package, which would be slow to import.
+"""
+
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import netCDF4
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from fcjax.report.digest import digest
+from fcjax.report.plots import COLOURS
+from fcjax.runtime.files import write_whole
+from fcjax.sweeps import archive, results as results_
+
+_HERE = Path(__file__).parent
+
+
+def write(
+    results: xr.Dataset,
+    path: str | os.PathLike,
+    *,
+    reference: pd.DataFrame | None = None,
+    notes: Sequence[str] = (),
+) -> None:
+    """Writes the page; see `fcjax.report.write`. The page shows the notes at its top."""
+    text = html(digest(results, notes, reference))
+    write_whole(path, lambda part: Path(part).write_text(text, encoding="utf-8"))
+
+
+def write_folder(out: Path, reference: pd.DataFrame | None = None) -> tuple[Path, list[str]]:
+    """Writes OUT/report.html from what can be read of a folder of results; also returns what cannot.
+
+    Finished runs stand in for a file of results that is missing, as while the sweep is running, or damaged.
+    """
+    try:
+        results, faults = salvage(out / "histories.nc")
+    except (OSError, ValueError) as error:
+        runs, faults = read_all(out / "runs")
+        why = str(error) if (out / "histories.nc").exists() else f"there is no {out / 'histories.nc'}"
+        if not runs:
+            more = f"; {faults[0]}" if faults else ""
+            raise ValueError(f"{out} holds no results that can be shown: {why}{more}; run fcjax sweep --out {out} first") from error
+        faults.insert(0, f"{why}: the page shows the {len(runs)} finished runs in {out / 'runs'}")
+        results = to_dataset(_alike(runs), {"command": "unknown"})
+    write(results, out / "report.html", reference=reference, notes=faults)
+    return out / "report.html", faults
+
+
+def html(data: dict) -> str:
+    """Returns the page that shows the data of `digest`."""
+    data = {"colours": COLOURS, **data}
+    parts = {
+        "style": (_HERE / "page.css").read_text(encoding="utf-8"),
+        "plotly": _plotly(),
+        "script": (_HERE / "page.js").read_text(encoding="utf-8"),
+        # Text of the user must not end the element that holds it.
+        "data": json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
+    }
+    template = (_HERE / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"/\*(\w+)\*/", lambda match: parts[match[1]], template)
+
+
+def _plotly() -> str:
+    spec = importlib.util.find_spec("plotly")
+    if spec is None or spec.origin is None:
+        raise OSError("the page needs the package plotly: run pip install plotly")
+    return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
