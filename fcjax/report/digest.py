@@ -1,19 +1,20 @@
 """What the page shows, as plain data: results aggregated by setting and policy, and the rounds of some runs.
 
-A *cell* of the page is a combination of all settings except the seed. Lines are the policies, or the values of an axis
-if there is only one policy. A panel holds the cells that agree in all other settings, so nothing is ever averaged over
+A *cell* of the page is a combination of all settings except the seed. Its line is its policy, or the value of an axis
+if there is only one policy. Its panel holds the cells that agree in all other settings. Nothing is averaged over
 different settings.
 """
 
-import base64
-import json
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
+from fcjax.report import rasters
+from fcjax.report.rasters import rounded
 from fcjax.sweeps import metrics
 from fcjax.sweeps.comparisons import labels_of
 from fcjax.sweeps.results import checked, further_axes, summary
@@ -22,7 +23,6 @@ from fcjax.sweeps.timing import round_parts
 LEAST_SEEDS = 3  # for an interval: of two runs, it is six times as wide as their distance
 PUBLISHED = "published_percent"  # the column of a reference
 _POINTS = 101  # of a curve
-_RASTER_BYTES = 3_000_000  # for the rounds of single runs, so that the page stays below 10 MB
 _MOST_LINES = 8  # that an axis other than policies can have
 _AT_A_TIME = 64  # runs; keeps little of a lazy data set in memory
 _SETTINGS = ("policy", "phi", "dataset", "distribution", "radius_m", "devices", "budget_s")
@@ -40,107 +40,126 @@ _COLUMNS = {  # of runs and cells: label, unit, scale and digits
     "lost": ("lost updates", "", 1, 1),
     "jain_index": ("Jain index", "", 1, 3),
 }
-_COMPARED = {  # label, unit, scale and digits
+_COMPARED = {
     "best_accuracy": ("best accuracy", "points", 100, 2),
     "final_accuracy": ("final accuracy", "points", 100, 2),
     "area_under_curve": ("mean accuracy over time", "points", 100, 2),
     "jain_index": ("Jain index", "", 1, 3),
     "energy_j": ("energy", "J", 1, 1),
 }
-_RASTERS = {"gain": ("channel gain", "dB"), "share": ("share", ""), "energy_j": ("energy", "J")}
 
 
 def digest(results: xr.Dataset, notes: Sequence[str] = (), reference: pd.DataFrame | None = None) -> dict[str, Any]:
     """Returns what the page shows; see `fcjax.report.write`."""
     results, notes = checked(results), list(notes)
-    runs = summary(results)
-    varies = [name for name in (*_SETTINGS, *further_axes(results)) if runs[name].astype(str).nunique() > 1]
-    axes = {name: _values(runs[name]) for name in varies}
-    places = {name: runs[name].astype(str).map({str(value): i for i, value in enumerate(axes[name])}) for name in varies}
-    parts = _parts(results, notes)
-    runs = _measured(results, runs, parts, notes)
+    runs, parts = _measured(results, notes)
+    grid = _arrange(results, runs)
     columns = {name: how for name, how in _COLUMNS.items() if name in runs and (name != "lost" or runs.lost.any())}
-
-    policies = labels_of(results).policy
-    of_lines = next((name for name in varies if 1 < len(axes[name]) <= _MOST_LINES), "policy")
-    of_lines = "policy" if policies.nunique() > 1 else of_lines
-    lines = policies if of_lines == "policy" else runs[of_lines].map(_shown)
-    of_panels = [name for name in varies if name not in (("policy", "phi") if of_lines == "policy" else (of_lines,))]
-    panels = [tuple(setting) for setting in runs[of_panels].astype(str).to_numpy()]
-    names_of_lines, names_of_panels = list(dict.fromkeys(lines)), list(dict.fromkeys(panels))
-    cells = {key: np.array(members) for key, members in runs.groupby([lines, panels], sort=False).indices.items()}
-    cell_of = {int(run): number for number, members in enumerate(cells.values()) for run in members}
-
     histories = _histories(results)
-    published = None if reference is None else _published(runs, reference)
-    found = []
-    for (line, panel), members in cells.items():
-        cell = {
-            "line": names_of_lines.index(line),
-            "panel": names_of_panels.index(panel),
-            "at": [int(places[name].iloc[members[0]]) for name in varies],
+    cells = [
+        {
+            "line": grid.lines.index(line),
+            "panel": grid.panels.index(panel),
+            "at": [list(map(_shown, axis)).index(_shown(runs[name][members[0]])) for name, axis in grid.axes.items()],
             "seeds": len(members),
-            "curves": _curves([histories[run] for run in members], float(runs.budget_s.iloc[members[0]])),
+            "curves": _curves([histories[run] for run in members], float(runs.budget_s[members[0]])),
             "means": {name: _interval(runs[name].to_numpy(float)[members]) for name in columns},
         }
-        if published is not None:
-            cell["published"] = _rounded(published[members[0]])
-        found.append(cell)
-    first = [runs[name].iloc[0] for name in (*_SETTINGS, *further_axes(results))]
-    constant = {
-        _NAMES.get(name, name): _shown(value)
-        for name, value in zip((*_SETTINGS, *further_axes(results)), first, strict=True)
-        if name not in varies and str(value) not in ("nan", "")
-    }
-    raster_runs = _within_budget(results, cells.values(), notes)
-    data = {
-        "about": {name: _attribute(value) for name, value in results.attrs.items()},
-        "constant": constant,
-        "axes": [
-            {"name": _NAMES.get(name, name), "values": [_shown(value) for value in axes[name]]} for name in varies
-        ],
-        "line_axis": _NAMES.get(of_lines, of_lines),
-        "lines": names_of_lines,
-        "panels": [_title(of_panels, runs.iloc[panels.index(panel)]) for panel in names_of_panels],
-        "cells": found,
+        for (line, panel), members in grid.cells.items()
+    ]
+    if reference is not None:
+        published = _published(runs, reference)
+        for cell, members in zip(cells, grid.cells.values(), strict=True):
+            cell["published"] = rounded(published[members[0]])
+    pairs = _pairs(results, runs, grid, notes)
+    shown = rasters.chosen(results, grid.cells.values())
+    if len(shown) < len(runs):
+        notes.append(
+            f"To keep the page small, it has the rounds of {len(shown)} of {len(runs)} runs: those of the first seeds "
+            "of each setting. All other figures include all runs."
+        )
+    cell_of = {run: number for number, members in enumerate(grid.cells.values()) for run in members}
+    return {
+        "about": {name: np.asarray(value).item() for name, value in results.attrs.items()},
+        "constant": {_named(name): _shown(value) for name, value in grid.constant.items()},
+        "axes": [{"name": _named(name), "values": list(map(_shown, values))} for name, values in grid.axes.items()],
+        "lines": grid.lines,
+        "panels": [", ".join(f"{_named(name)} {value}" for name, value in panel) for panel in grid.panels],
+        "cells": cells,
         "columns": columns,
-        "compared": {},
-        "pairs": {},
+        "compared": {name: _COMPARED[name] for name in pairs},
+        "pairs": pairs,
         "runs": [
             {
                 "cell": cell_of[number],
                 "seed": int(row.seed),
                 "stop": row.stop,
-                "values": [_rounded(getattr(row, name)) for name in columns],
+                "values": [rounded(getattr(row, name)) for name in columns],
             }
             for number, row in enumerate(runs.itertuples())
         ],
-        "rasters": _rasters(results, parts, raster_runs),
-        "quantities": {name: how for name, how in _RASTERS.items() if name in results},
+        "rasters": rasters.rasters(results, parts, shown),
+        "quantities": {name: how for name, how in rasters.QUANTITIES.items() if name in results},
         "least_seeds": LEAST_SEEDS,
         "notes": notes,
     }
-    if of_lines == "policy" and len(names_of_lines) > 1:
-        _compare(results, runs, of_panels, names_of_panels, data)
-    return data
 
 
-def _parts(results: xr.Dataset, notes: list[str]) -> xr.Dataset | None:
-    needed = ("setup", "gain", "compute_s", "share")
-    if missing := [name for name in needed if name not in results]:
-        notes.append(f"The parts of the round time are missing, because these results have no {', '.join(missing)}.")
-        return None
-    return round_parts(results)
-
-
-def _measured(results: xr.Dataset, runs: pd.DataFrame, parts: xr.Dataset | None, notes: list[str]) -> pd.DataFrame:
-    """Adds further metrics to the summary, and drops those that older results lack."""
-    runs = runs.assign(jain_index=metrics.jain_index(results).values)
+def _measured(results: xr.Dataset, notes: list[str]) -> tuple[pd.DataFrame, xr.Dataset | None]:
+    """Returns the summary with further metrics, without those that these results lack, and the parts of rounds."""
+    runs = summary(results).assign(jain_index=metrics.jain_index(results).values)
     if "energy_j" not in results:
-        notes.append("Energies are missing: an older version wrote these results, or they are damaged.")
+        notes.append("Energies are missing, because these results have no energy_j: an older version wrote them.")
         runs = runs.drop(columns="energy_j")
-    names = () if parts is None else ("computing_s", "sending_s", "together")
-    return runs.assign(**{name: parts[name].mean("round").values for name in names})
+    if missing := [name for name in ("setup", "gain", "compute_s", "share") if name not in results]:
+        notes.append(f"The parts of round times are missing, because these results have no {', '.join(missing)}.")
+        return runs, None
+    parts = round_parts(results)
+    means = {name: parts[name].mean("round").values for name in ("computing_s", "sending_s", "together")}
+    return runs.assign(**means), parts
+
+
+@dataclasses.dataclass(frozen=True)
+class _Grid:
+    """How runs are arranged on the page; panels are tuples of (setting, value)."""
+
+    axes: dict[str, list]  # the values of each setting that varies
+    constant: dict[str, Any]  # the other settings
+    lines: list[str]
+    panels: list[tuple]
+    cells: dict[tuple[str, tuple], list[int]]  # the runs of each line and panel
+
+
+def _arrange(results: xr.Dataset, runs: pd.DataFrame) -> _Grid:
+    settings = [*_SETTINGS, *further_axes(results)]
+    # A policy without phi is not another value of phi, but a run without an axis differs from those with it.
+    axes = {name: _values(runs[name]) for name in settings if runs[name].nunique(dropna=name == "phi") > 1}
+    policies = labels_of(results).policy
+    if policies.nunique() > 1:
+        lines, of_lines = policies, ["policy", "phi"]
+    else:
+        of_lines = [name for name, values in axes.items() if len(values) <= _MOST_LINES][:1]
+        lines = runs[of_lines[0]].map(_shown) if of_lines else policies
+    panels = _keys(runs, [name for name in axes if name not in of_lines])
+    cells: dict[tuple[str, tuple], list[int]] = {}
+    for number, cell in enumerate(zip(lines, panels, strict=True)):
+        cells.setdefault(cell, []).append(number)
+    constant = {name: runs[name].dropna().iloc[0] for name in settings if name not in axes and runs[name].notna().any()}
+    return _Grid(axes, constant, list(dict.fromkeys(lines)), list(dict.fromkeys(panels)), cells)
+
+
+def _keys(rows: pd.DataFrame, names: list[str]) -> list[tuple]:
+    """Returns the names and values of settings in each row, as texts because NaN does not equal itself."""
+    columns = [[(name, _shown(value)) for value in rows[name]] for name in names]
+    return list(zip(*columns, strict=True)) if columns else [()] * len(rows)
+
+
+def _values(column: pd.Series) -> list:
+    """Returns the values of an axis: numbers in order, then NaN; texts as they come."""
+    values = list({str(value): value for value in column.tolist()}.values())
+    if any(isinstance(value, str) for value in values):
+        return values
+    return sorted(values, key=lambda value: (value != value, value))
 
 
 def _histories(results: xr.Dataset) -> list[dict[str, np.ndarray]]:
@@ -155,25 +174,24 @@ def _histories(results: xr.Dataset) -> list[dict[str, np.ndarray]]:
             best = current.copy()
             best[1:] = np.maximum.accumulate(best[1:])  # the first model counts only where there is no other
             history = {"current": current, "best": best, "time": elapsed_s[run, :num_rounds].astype(float)}
-            history["rounds"] = np.arange(1, num_rounds + 1)
             if spent_j is not None:
                 history["energy"] = np.cumsum(spent_j[run, :num_rounds])
-            found.append(history)
+            found.append(history | {"rounds": np.arange(1.0, num_rounds + 1)})
     return found
 
 
 def _curves(histories: list[dict[str, np.ndarray]], budget_s: float) -> dict[str, Any]:
     """Returns means and half widths over seeds on a common grid; a run keeps its last model after its last round."""
-    found = {}
+    found: dict[str, Any] = {}
     for name in ("time", "energy", "rounds"):
         if name not in histories[0]:
             continue
-        end = budget_s if name == "time" else max((history[name][-1] for history in histories if history[name].size), default=0)
-        grid = np.linspace(0, end, _POINTS)
+        ends = [history[name][-1] for history in histories if history[name].size]
+        grid = np.linspace(0, budget_s if name == "time" else max(ends, default=0), _POINTS)
         grid = np.unique(grid.round()) if name == "rounds" else grid
-        found[name] = {"x": _rounded(grid)}
+        found[name] = {"x": rounded(grid)}
         for kind in ("current", "best"):
-            values = [h[kind][np.searchsorted(h[name], grid, side="right")] for h in histories]
+            values = [history[kind][np.searchsorted(history[name], grid, side="right")] for history in histories]
             found[name][kind] = _interval(np.stack(values))
     return found
 
@@ -181,98 +199,41 @@ def _curves(histories: list[dict[str, np.ndarray]], budget_s: float) -> dict[str
 def _interval(values: np.ndarray) -> list:
     """Returns the mean, and the half width of its interval or None."""
     mean, half = metrics.interval(values)
-    return [_rounded(mean), _rounded(half) if len(values) >= LEAST_SEEDS else None]
+    return [rounded(mean), rounded(half) if len(values) >= LEAST_SEEDS else None]
 
 
-def _compare(results: xr.Dataset, runs: pd.DataFrame, of_panels: list[str], panels: list, data: dict[str, Any]) -> None:
-    """Adds the paired differences of each metric."""
-    for name, how in _COMPARED.items():
+def _pairs(results: xr.Dataset, runs: pd.DataFrame, grid: _Grid, notes: list[str]) -> dict[str, list]:
+    """Returns the paired differences of each metric, between lines that are policies."""
+    found: dict[str, list] = {}
+    if labels_of(results).policy.nunique() < 2:
+        return found
+    for name, (label, *_) in _COMPARED.items():
         if name == "energy_j" and name not in runs:
             continue
-        measure: Any = name if name != "energy_j" else lambda r: metrics.energy(r).sum("device")
+        measure: Any = name if name != "energy_j" else lambda some: metrics.energy(some).sum("device")
         try:
             table = metrics.paired_table(results, measure)
         except ValueError as error:
-            data["notes"].append(f"Policies are not compared by {how[0]}: {error}.")
+            notes.append(f"Policies are not compared by {label}: {error}.")
             continue
-        place = {policy: number for number, policy in enumerate(data["lines"])}
-        settings = [tuple(setting) for setting in table[of_panels].astype(str).to_numpy()]
-        data["compared"][name] = how
-        data["pairs"][name] = [
-            [panels.index(setting), place[row.a], place[row.b], *map(_rounded, (row.difference, row.low, row.high))]
-            + [row.seeds, row.verdict, _rounded(row.p_holm)]
-            for setting, row in zip(settings, table.itertuples(), strict=True)
+        of_panels = [name for name, _ in grid.panels[0]]
+        found[name] = [
+            {
+                "panel": grid.panels.index(panel),
+                "a": grid.lines.index(row.a),
+                "b": grid.lines.index(row.b),
+                "seeds": int(row.seeds),
+                "verdict": row.verdict,
+                **{column: rounded(getattr(row, column)) for column in ("difference", "low", "high", "p_holm")},
+            }
+            for panel, row in zip(_keys(table, of_panels), table.itertuples(), strict=True)
         ]
-
-
-def _within_budget(results: xr.Dataset, cells: Any, notes: list[str]) -> list[int]:
-    """Returns the runs whose rounds the page shows: the first seed of each cell, then the second, and so on."""
-    turns = [run for turn in range(max(map(len, cells))) for members in cells for run in members[turn : turn + 1]]
-    size = 4 * results.rounds.values * (results.devices.values.astype(int) + 8)  # about what a run takes
-    shown = [run for run, total in zip(turns, np.cumsum(size[turns]), strict=True) if total <= _RASTER_BYTES]
-    if len(shown) < len(turns):
-        notes.append(
-            f"To keep the page small, it has the rounds of {len(shown)} of {len(turns)} runs: of the first seeds of each "
-            "setting. All other figures include all runs."
-        )
-    return sorted(map(int, shown))
-
-
-def _rasters(results: xr.Dataset, parts: xr.Dataset | None, numbers: list[int]) -> dict[str, Any]:
-    """Returns the rounds of some runs, their partitions and their settings."""
-    names = [name for name in _RASTERS if name in results]
-    rasters: dict[int, dict[str, Any]] = {}
-    partitions: dict[bytes, tuple[int, list]] = {}
-    setups: dict[str, int] = {}
-    for start in range(0, len(numbers), _AT_A_TIME):
-        some = numbers[start : start + _AT_A_TIME]
-        here = results[["scheduled", *names, *({"received"} & set(results))]].isel(run=some).load()
-        for row, number in enumerate(some):
-            num_rounds, num_devices = int(results.rounds.values[number]), int(results.devices.values[number])
-            run = here.isel(run=row, round=slice(num_rounds), device=slice(num_devices))
-            scheduled = run.scheduled.values
-            rasters[number] = {"rounds": num_rounds, "devices": num_devices, "scheduled": _bytes(scheduled)}
-            for name in names:
-                values = run[name].values.astype(float)
-                with np.errstate(divide="ignore"):
-                    values = 10 * np.log10(values) if name == "gain" else values
-                rasters[number][name] = _quantised(values, scheduled)
-            if "received" in run and (scheduled & ~run.received.values).any():
-                rasters[number]["lost"] = np.argwhere(scheduled & ~run.received.values).tolist()
-            if parts is not None:
-                of_run = parts.isel(run=number, round=slice(num_rounds))
-                for name in ("computing_s", "sending_s", "last"):
-                    rasters[number][name] = _rounded(of_run[name].values)
-            if "setup" in results and (text := str(results.setup.values[number])):
-                rasters[number]["setup"] = setups.setdefault(text, len(setups))
-            if "samples" in results:
-                counts = results.samples.values[number, :num_devices]
-                place, _ = partitions.setdefault(counts.tobytes(), (len(partitions), counts.astype(int).tolist()))
-                rasters[number]["partition"] = place
-    return {
-        "runs": rasters,
-        "partitions": [counts for _, counts in partitions.values()],
-        "setups": [json.loads(text, parse_constant=str) for text in setups],
-    }
-
-
-def _quantised(values: np.ndarray, scheduled: np.ndarray) -> dict[str, Any]:
-    """Returns values of scheduled devices as bytes from 0, for `low`, to 255, for `high`; 0 where not scheduled."""
-    known = scheduled & np.isfinite(values)
-    low, high = (float(end(values[known], initial=0.0)) if not known.any() else float(end(values[known])) for end in (np.min, np.max))
-    levels = np.zeros(values.shape)
-    levels[known] = np.round(255 * (values[known] - low) / max(high - low, 1e-300))
-    return {"low": _rounded(low), "high": _rounded(high), "levels": _bytes(levels)}
-
-
-def _bytes(levels: np.ndarray) -> str:
-    return base64.b64encode(levels.astype(np.uint8).tobytes()).decode()
+    return found
 
 
 def _published(runs: pd.DataFrame, reference: pd.DataFrame) -> np.ndarray:
-    """Returns the published accuracy of each run's setting, NaN where there is none."""
-    by = [name for name in reference if name in (*_SETTINGS, "seed") or (name in runs and name not in _COLUMNS)]
-    by = [name for name in by if name != "seeds"]
+    """Returns the published accuracy for each run's setting, NaN where there is none."""
+    by = [name for name in map(str, reference) if name in runs and name not in (*_COLUMNS, "tilde_accuracy")]
     if PUBLISHED not in reference or not by:
         raise ValueError(
             f"a reference must have the column {PUBLISHED} and columns of settings, such as policy and distribution; "
@@ -285,30 +246,11 @@ def _published(runs: pd.DataFrame, reference: pd.DataFrame) -> np.ndarray:
     return joined.value_.to_numpy(float)
 
 
-def _values(column: pd.Series) -> list:
-    """Returns the values of an axis: numbers in order, then NaN; texts as they come."""
-    values = list({str(value): value for value in column.tolist()}.values())
-    if any(isinstance(value, str) for value in values):
-        return values
-    return sorted(values, key=lambda value: (value != value, value))
+def _named(name: str) -> str:
+    return _NAMES.get(name, name)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Hashable) -> str:
     if isinstance(value, str):
         return value or "none"
-    return "none" if value != value else f"{value:g}"
-
-
-def _title(names: Sequence[str], run: pd.Series) -> str:
-    return ", ".join(f"{_NAMES.get(name, name)} {_shown(run[name])}" for name in names)
-
-
-def _attribute(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _rounded(values: Any) -> Any:
-    """Returns numbers for JSON, to 6 digits; None where they are not finite."""
-    if np.ndim(values):
-        return [_rounded(value) for value in np.asarray(values).tolist()]
-    return float(f"{values:.6g}") if np.isfinite(values) else None
+    return "none" if value != value else f"{value:.12g}"

@@ -7,6 +7,7 @@ const MOST_PANELS = 12;
 const X = { time: ["simulated time", "s"], energy: ["energy of all devices", "J"], rounds: ["rounds", ""] };
 const KINDS = { best: "best model so far", current: "current model" };
 const PARTS = { computing_s: ["computing", data.colours[5]], sending_s: ["sending", data.colours[4]] };
+const TIMES = { last: ["took part and finished last", data.colours[2]], others: ["took part", faded(data.colours[2], 0.45)] };
 const state = {
   hidden: data.axes.map(() => new Set()), // hidden values of each axis
   x: "time", kind: "best", metric: Object.keys(data.compared)[0], base: 0, by: Object.keys(data.quantities)[0],
@@ -57,8 +58,8 @@ function filters() {
       const box = element("input", { type: "checkbox", checked: true, name: axis.name, value });
       box.onchange = () => { hidden[box.checked ? "delete" : "add"](place); draw(); };
       boxes.push(box);
-      const chip = element("label", { className: "chip", title: `${axis.name} ${value}` }, box, ...swatch(axis, place), value);
-      return chip;
+      const key = number === COLOURED ? [swatch(data.lines.indexOf(value))] : [];
+      return element("label", { className: "chip", title: `${axis.name} ${value}` }, box, ...key, value);
     });
     const all = element("button", { type: "button", textContent: "all / none" });
     all.onclick = () => {
@@ -70,15 +71,19 @@ function filters() {
   });
 }
 
-function swatch(axis, place) {
-  // A value has one colour if all its cells are the same line.
-  const number = data.axes.indexOf(axis);
-  const lines = new Set(data.cells.filter((cell) => cell.at[number] === place).map((cell) => cell.line));
-  if (lines.size !== 1 || axis.name !== data.line_axis) return [];
+// The axis whose values are the lines, one to one; -1 if lines are combinations of policy and phi.
+const COLOURED = data.axes.findIndex((axis, number) =>
+  axis.values.length === data.lines.length && data.cells.every((cell) => axis.values[cell.at[number]] === data.lines[cell.line]));
+
+function swatch(line) {
   const made = element("span", { className: "swatch" });
-  const [line] = lines;
   made.dataset.line = line;
-  return [made];
+  return made;
+}
+
+function linesLegend() {
+  if (COLOURED >= 0 || data.lines.length < 2) return;
+  by("lines-legend").replaceChildren(...data.lines.map((name, line) => element("span", {}, swatch(line), name)));
 }
 
 function choose(id, options, key) {
@@ -183,18 +188,19 @@ function drawPairs(cells) {
   const others = cells.filter((cell) => cell.line !== state.base);
   panels("pairs", (chart, some, panel) => {
     const traces = some.flatMap((cell) => {
-      const pair = pairs.find(([at, a, b]) => at === panel && a + b === cell.line + state.base && (a === cell.line || b === cell.line));
+      const isPair = ({ a, b }) => (a === cell.line && b === state.base) || (b === cell.line && a === state.base);
+      const pair = pairs.find((one) => one.panel === panel && isPair(one));
       if (!pair) return [];
-      const sign = pair[1] === cell.line ? 1 : -1;
-      const [difference, ...ends] = pair.slice(3, 6).map((value) => sign * scale * value);
-      const [low, high] = ends.sort((a, b) => a - b);
-      const settled = pair[7] !== "undecided", ink = lineColour(cell.line);
+      const sign = pair.a === cell.line ? scale : -scale;
+      const difference = sign * pair.difference;
+      const [low, high] = [sign * pair.low, sign * pair.high].sort((one, other) => one - other);
+      const settled = pair.verdict !== "undecided", ink = lineColour(cell.line);
       return [{
         x: [difference], y: [data.lines[cell.line]], mode: "markers", cliponaxis: false,
         marker: { color: settled ? ink : colour("--card"), size: 10, line: { color: ink, width: 2 } },
         error_x: { type: "data", symmetric: false, array: [high - difference], arrayminus: [difference - low], color: ink, thickness: 2, width: 5 },
         hovertemplate: `%{y} − ${base}: %{x:.${digits}f} ${unit}<br>95% interval ${low.toFixed(digits)} to ${high.toFixed(digits)}` +
-          `<br>${pair[6]} seeds, p = ${number(pair[8], 1, 3)} after Holm's correction<extra></extra>`,
+          `<br>${pair.seeds} seeds, p = ${number(pair.p_holm)} after Holm's correction<extra></extra>`,
       }];
     });
     plot(chart, traces, {
@@ -213,7 +219,7 @@ function drawParts(cells) {
     x: some.map((cell) => cell.means[name][0]), marker: { color: ink },
     hovertemplate: `%{y}: %{x:.3f} s ${label}<extra></extra>`,
   })), {
-    barmode: "stack", height: 100 + 26 * some.length, showlegend: true, legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0, traceorder: "normal" },
+    barmode: "stack", height: 70 + 26 * some.length,
     xaxis: { title: { text: "mean round time (s)" } }, yaxis: { autorange: "reversed", type: "category" },
   }), cells);
 }
@@ -323,7 +329,7 @@ function drawRun() {
   const traces = [heatmap(run, scheduled, rounds, devices), ...timesBars(run, devices, times)];
   if (run.lost) traces.push({
     x: run.lost.map(([round]) => round + 1), y: run.lost.map(([, device]) => device), mode: "markers",
-    marker: { symbol: "x-thin", size: 6, line: { color: "#d55e00", width: 2 } }, hovertemplate: "update lost<extra></extra>", showlegend: false,
+    marker: { symbol: "x-thin", size: 6, line: { color: "#d55e00", width: 2 } }, hovertemplate: "update lost<extra></extra>",
   });
   if (withParts) for (const [name, [label, ink]] of Object.entries(PARTS)) traces.push({
     type: "bar", x: rounds, y: run[name], yaxis: "y2", name: label, marker: { color: ink }, customdata: run.last,
@@ -332,11 +338,11 @@ function drawRun() {
   const high = Math.max(180, Math.min(16 * run.devices, 640)), low = withParts ? 190 : 40;
   const bottom = withParts ? low / (high + low) : 0;
   plot(by("raster"), traces, {
-    height: high + low + 70, barmode: "stack", bargap: run.rounds > 60 ? 0 : 0.15, hovermode: "closest", showlegend: true,
-    legend: { orientation: "h", y: 1.01, yanchor: "bottom", x: 0, traceorder: "normal" }, margin: { l: 56, r: 8, t: 30, b: 44 },
-    xaxis: { domain: [0, 0.76], title: { text: "round" }, range: [0.5, Math.max(run.rounds, 1) + 0.5], anchor: withParts ? "y2" : "y", showgrid: false },
+    height: high + low + 100, barmode: "stack", bargap: run.rounds > 60 ? 0 : 0.15, hovermode: "closest",
+    margin: { l: 50, r: 8, t: 52, b: 44 },
+    xaxis: { domain: [0, 0.8], title: { text: "round" }, range: [0.5, Math.max(run.rounds, 1) + 0.5], anchor: withParts ? "y2" : "y", showgrid: false },
     yaxis: { domain: [withParts ? bottom : 0, 1], title: { text: "device" }, range: [-0.5, run.devices - 0.5], showgrid: false, zeroline: false },
-    xaxis3: { domain: [0.89, 1], anchor: "y", title: { text: "rounds" }, rangemode: "tozero" },
+    xaxis3: { domain: [0.84, 1], anchor: "y", title: { text: "rounds" }, rangemode: "tozero" },
     ...(withParts ? { yaxis2: { domain: [0, bottom - 0.05], title: { text: "round time (s)" } } } : {}),
   });
   drawPartition(run);
@@ -354,19 +360,22 @@ function heatmap(run, scheduled, rounds, devices) {
       const i = round * run.devices + device;
       return scheduled[i] ? value(i) : null;
     })),
-    colorbar: { title: { text: named(label, unit), side: "right" }, x: 0.77, y: 1, yanchor: "top", len: 0.6, thickness: 12, outlinewidth: 0 },
+    colorbar: {
+      title: { text: named(label, unit), side: "top" }, orientation: "h", x: 0, xanchor: "left", y: 1, yanchor: "bottom",
+      len: 0.6, thickness: 8, outlinewidth: 0, nticks: 5,
+    },
     hovertemplate: `round %{x}, device %{y}<br>${label} %{z:.4~g} ${unit}<extra></extra>`, hoverongaps: false,
   };
 }
 
 function timesBars(run, devices, times) {
   const last = devices.map((device) => (run.last ?? []).filter((value) => value === device).length);
-  const bar = (x, name, ink, what) => ({
-    type: "bar", orientation: "h", x, y: devices, xaxis: "x3", yaxis: "y", name, marker: { color: ink },
-    customdata: times, hovertemplate: `device %{y}: ${what}<extra></extra>`, showlegend: Boolean(run.last),
+  const bar = (x, ink, what) => ({
+    type: "bar", orientation: "h", x, y: devices, xaxis: "x3", yaxis: "y", marker: { color: ink },
+    customdata: times, hovertemplate: `device %{y}: ${what}<extra></extra>`,
   });
-  const others = bar(times.map((value, i) => value - last[i]), "took part", faded(data.colours[2], 0.45), "took part in %{customdata} rounds");
-  return run.last ? [bar(last, "took part and finished last", data.colours[2], "finished last in %{x} of %{customdata} rounds"), others] : [others];
+  const others = bar(times.map((value, i) => value - last[i]), TIMES.others[1], "took part in %{customdata} rounds");
+  return run.last ? [bar(last, TIMES.last[1], "finished last in %{x} of %{customdata} rounds"), others] : [others];
 }
 
 function drawPartition(run) {
@@ -384,6 +393,14 @@ function drawPartition(run) {
 }
 
 // Settings.
+
+function legend(id, entries) {
+  by(id).replaceChildren(...entries.map(([label, ink]) => {
+    const key = element("i");
+    key.style.background = ink;
+    return element("span", {}, key, label);
+  }));
+}
 
 function describe(id, entries) {
   by(id).replaceChildren(...entries.flatMap(([name, value]) => [element("dt", { textContent: name }), element("dd", { textContent: plain(value) })]));
@@ -426,12 +443,15 @@ function draw() {
 }
 
 filters();
+linesLegend();
 choose("curve-x", Object.fromEntries(Object.keys(data.cells[0].curves).map((name) => [name, `by ${name}`])), "x");
 choose("curve-kind", KINDS, "kind");
 choose("pair-metric", Object.fromEntries(Object.entries(data.compared).map(([name, [label]]) => [name, label])), "metric");
 choose("raster-by", Object.fromEntries(Object.entries(data.quantities).map(([name, [label]]) => [name, label])), "by");
 by("pair-base").replaceChildren(...data.lines.map((line, value) => element("option", { value, textContent: line })));
 by("pair-base").onchange = (event) => { state.base = Number(event.target.value); draw(); };
+legend("parts-legend", Object.values(PARTS));
+legend("raster-legend", [...("computing_s" in data.columns ? Object.values(PARTS) : []), ...Object.values(TIMES)]);
 drawAbout();
 draw();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);

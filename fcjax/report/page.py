@@ -12,16 +12,16 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import netCDF4
-import numpy as np
 import pandas as pd
 import xarray as xr
 
 from fcjax.report.digest import digest
 from fcjax.report.plots import COLOURS
 from fcjax.runtime.files import write_whole
-from fcjax.sweeps import archive, results as results_
+from fcjax.sweeps.archive import read_all
+from fcjax.sweeps.results import alike, salvage, to_dataset
 
+NAME = "report.html"
 _HERE = Path(__file__).parent
 
 
@@ -38,7 +38,7 @@ def write(
 
 
 def write_folder(out: Path, reference: pd.DataFrame | None = None) -> tuple[Path, list[str]]:
-    """Writes OUT/report.html from what can be read of a folder of results; also returns what cannot.
+    """Writes the page of a folder from what can be read of its results; returns its path, and what cannot be read.
 
     Finished runs stand in for a file of results that is missing, as while the sweep is running, or damaged.
     """
@@ -48,12 +48,15 @@ def write_folder(out: Path, reference: pd.DataFrame | None = None) -> tuple[Path
         runs, faults = read_all(out / "runs")
         why = str(error) if (out / "histories.nc").exists() else f"there is no {out / 'histories.nc'}"
         if not runs:
-            more = f"; {faults[0]}" if faults else ""
-            raise ValueError(f"{out} holds no results that can be shown: {why}{more}; run fcjax sweep --out {out} first") from error
+            first = f"; {faults[0]}" if faults else ""
+            raise ValueError(
+                f"{out} holds no results that can be shown: {why}{first}; run fcjax sweep --out {out} first"
+            ) from error
         faults.insert(0, f"{why}: the page shows the {len(runs)} finished runs in {out / 'runs'}")
-        results = to_dataset(_alike(runs), {"command": "unknown"})
-    write(results, out / "report.html", reference=reference, notes=faults)
-    return out / "report.html", faults
+        labels, histories = zip(*runs, strict=True)
+        results = to_dataset(list(zip(alike(labels), histories, strict=True)))
+    write(results, out / NAME, reference=reference, notes=faults)
+    return out / NAME, faults
 
 
 def html(data: dict) -> str:

@@ -161,6 +161,13 @@ def described(dataset: xr.Dataset) -> xr.Dataset:
     return dataset
 
 
+def alike(labels: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns labels of runs with the same names; axes of other runs become NaN or an empty text."""
+    labels = list(labels)
+    usual = {name: "" if isinstance(value, str) else np.nan for row in labels for name, value in row.items()}
+    return [usual | dict(row) for row in labels]
+
+
 def from_run(run: Run, experiment: Experiment, **labels: Any) -> xr.Dataset:
     """Returns a run of `fcjax.simulate` as the data set of a sweep, so that summary, tables and plots apply to it.
 
@@ -385,7 +392,7 @@ def salvage(path: str | os.PathLike) -> tuple[xr.Dataset, list[str]]:
     """
     faults = []
     with read(path) as dataset:
-        for name in list(dataset.variables):
+        for name in map(str, list(dataset.variables)):
             try:
                 dataset[name].load()
             except (OSError, RuntimeError) as error:

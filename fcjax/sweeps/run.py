@@ -134,7 +134,7 @@ def run_all(
         where = "" if keep is None else f" and are kept in {keep}; run the same command to resume"
         warnings.warn(f"interrupted: {len(finished)} of {len(jobs)} runs have finished{where}", stacklevel=2)
     done = [job for job in jobs if job in finished]
-    labels = _labels(done)
+    labels = dict(zip(done, results.alike(job.labels for job in done), strict=True))
     finished.warn_of_faults(done)
     about = {"complete": int(not interrupted), "kept": num_kept, **dataclasses.asdict(clock), **about}
     samples = setups.samples_of(done)
@@ -152,15 +152,6 @@ def run_all(
     except OSError as error:
         raise OSError(f"{error}; finished runs are kept in {keep}: run the same command to resume") from error
     return results.read(out)
-
-
-def _labels(jobs: Sequence[Job]) -> dict[Job, dict[str, Any]]:
-    """Returns the labels of each run; axes of other runs are NaN or an empty text."""
-    usual: dict[str, Any] = {}
-    for job in jobs:
-        for name, value in job.labels.items():
-            usual.setdefault(name, "" if isinstance(value, str) else float("nan"))
-    return {job: usual | job.labels for job in jobs}
 
 
 class _Finished:

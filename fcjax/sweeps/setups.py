@@ -31,9 +31,10 @@ class Setup(NamedTuple):
 def setup_of(text: str, num_devices: int) -> Setup:
     """Reads the variable `setup` of a run."""
     found = json.loads(text)
-    lists = {name: np.float32(value) for name, value in found["cell"].items() if isinstance(value, list)}
-    lists["power_w"] = np.broadcast_to(np.float32(found["cell"]["power_w"]), num_devices)
-    return Setup(Cell(**found["cell"] | lists), Training(**found["training"]), found["asks_norms"])
+    fields = found["cell"]
+    arrays = {name: np.asarray(value, np.float32) for name, value in fields.items() if isinstance(value, list)}
+    power_w = arrays.get("power_w", np.full(num_devices, fields["power_w"], np.float32))
+    return Setup(Cell(**fields | arrays | {"power_w": power_w}), Training(**found["training"]), found["asks_norms"])
 
 
 def assign(dataset: xr.Dataset, jobs: Sequence[Job], samples: Mapping[Job, np.ndarray]) -> xr.Dataset:
@@ -62,8 +63,8 @@ def _counts(experiment: Experiment) -> np.ndarray:
 
 def _text(experiment: Experiment, asks_norms: bool) -> str:
     training = dataclasses.replace(experiment.training, num_samples=1.0)
-    parts = {name: jax.tree.map(_plain, vars(part)) for name, part in (("cell", experiment.cell), ("training", training))}
-    return json.dumps(parts | {"asks_norms": asks_norms})
+    parts = {"cell": vars(experiment.cell), "training": vars(training)}
+    return json.dumps(jax.tree.map(_plain, parts) | {"asks_norms": asks_norms})
 
 
 def _plain(value: Any) -> Any:

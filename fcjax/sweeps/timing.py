@@ -36,8 +36,8 @@ def round_parts(results: xr.Dataset) -> xr.Dataset:
     found = {name: np.full(results.round_s.shape, np.nan, np.float32) for name in ("computing_s", "last", "together")}
     setups = [setup_of(text, results.sizes["device"]) if text else None for text in results.setup.values]
     groups: dict[Any, list[int]] = {}
-    for number, setup in enumerate(setups):
-        if setup is not None and results.rounds.values[number]:
+    for number, (setup, num_rounds) in enumerate(zip(setups, results.rounds.values, strict=True)):
+        if setup is not None and num_rounds:
             groups.setdefault(_kind(setup, results.isel(run=number)), []).append(number)
     for numbers in groups.values():
         room = min(_AT_A_TIME, len(numbers))
