@@ -139,7 +139,7 @@ function panels(id, drawPanel, cells) {
 
 function drawCurves(cells) {
   const [label, unit] = X[state.x];
-  const values = cells.flatMap((cell) => cell.curves[state.x]?.[state.kind][0] ?? []);
+  const values = cells.flatMap((cell) => [...(cell.curves[state.x]?.[state.kind][0] ?? []), cell.published ?? []].flat());
   const range = [Math.max(0, 100 * Math.min(...values) - 4), Math.min(100, 100 * Math.max(...values) + 4)];
   const more = panels("curves", (chart, some) => plot(chart, some.flatMap(curve), {
     hovermode: "x unified",
@@ -147,7 +147,7 @@ function drawCurves(cells) {
     yaxis: { title: { text: "test accuracy (%)" }, range },
   }), cells);
   const bands = `Bands are 95% intervals over seeds (Student's t), for ${data.least_seeds} seeds or more.`;
-  const published = cells.some((cell) => "published" in cell) ? " Diamonds are published values." : "";
+  const published = cells.some((cell) => cell.published != null) ? " Diamonds are published values of the best model." : "";
   by("curve-caption").textContent =
     `Lines are means over seeds; a run keeps its last model after its last round. ${bands}${published}${more}`;
 }
@@ -171,7 +171,7 @@ function curve(cell) {
     customdata: half ? half.map((value) => ` ± ${(100 * value).toFixed(2)}`) : y.map(() => ""),
     hovertemplate: `%{y:.2f}%{customdata}%<extra>${name}</extra>`,
   });
-  if (cell.published != null && state.x === "time") traces.push({
+  if (cell.published != null && state.x === "time" && state.kind === "best") traces.push({
     x: [found.x.at(-1)], y: [100 * cell.published], name, mode: "markers", cliponaxis: false,
     marker: { symbol: "diamond", size: 9, color: ink, line: { color: colour("--card"), width: 1 } },
     hovertemplate: `%{y:.2f}%<extra>${name}, published</extra>`,

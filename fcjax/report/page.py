@@ -18,8 +18,7 @@ import xarray as xr
 from fcjax.report.digest import digest
 from fcjax.report.plots import COLOURS
 from fcjax.runtime.files import write_whole
-from fcjax.sweeps.archive import read_all
-from fcjax.sweeps.results import alike, salvage, to_dataset
+from fcjax.sweeps import folders
 
 NAME = "report.html"
 _HERE = Path(__file__).parent
@@ -38,23 +37,8 @@ def write(
 
 
 def write_folder(out: Path, reference: pd.DataFrame | None = None) -> tuple[Path, list[str]]:
-    """Writes the page of a folder from what can be read of its results; returns its path, and what cannot be read.
-
-    Finished runs stand in for a file of results that is missing, as while the sweep is running, or damaged.
-    """
-    try:
-        results, faults = salvage(out / "histories.nc")
-    except (OSError, ValueError) as error:
-        runs, faults = read_all(out / "runs")
-        why = str(error) if (out / "histories.nc").exists() else f"there is no {out / 'histories.nc'}"
-        if not runs:
-            first = f"; {faults[0]}" if faults else ""
-            raise ValueError(
-                f"{out} holds no results that can be shown: {why}{first}; run fcjax sweep --out {out} first"
-            ) from error
-        faults.insert(0, f"{why}: the page shows the {len(runs)} finished runs in {out / 'runs'}")
-        labels, histories = zip(*runs, strict=True)
-        results = to_dataset(list(zip(alike(labels), histories, strict=True)))
+    """Writes the page of a folder of results; returns its path, and what of the results cannot be read."""
+    results, faults = folders.load(out)
     write(results, out / NAME, reference=reference, notes=faults)
     return out / NAME, faults
 

@@ -92,7 +92,7 @@ _ABOUT = {  # unit and meaning
 }
 
 
-_NEEDED = (  # by `summary`
+NEEDED = (  # by `summary`
     "elapsed_s",
     "round_s",
     "scheduled",
@@ -276,7 +276,7 @@ def _summary(dataset: xr.Dataset) -> pd.DataFrame:
 
 def checked(dataset: xr.Dataset) -> xr.Dataset:
     """Returns results with the dimension `run` and the types that selections such as `where` may have changed."""
-    if missing := [name for name in (*SETTINGS, *_NEEDED) if name not in dataset.variables]:
+    if missing := [name for name in (*SETTINGS, *NEEDED) if name not in dataset.variables]:
         raise ValueError(f"this data set does not hold results: it has no {', '.join(missing)}")
     if "run" not in dataset.dims:
         labels = {name: ("run", [label.item()]) for name, label in dataset.coords.items() if label.dims == ()}
@@ -371,36 +371,18 @@ def load(path: str | os.PathLike) -> xr.Dataset:
         raise _unreadable(path, error) from error
 
 
-def read(path: str | os.PathLike) -> xr.Dataset:
-    """Opens a results file lazily; files of older versions may lack some variables."""
+def read(path: str | os.PathLike, *, without: Sequence[str] = ()) -> xr.Dataset:
+    """Opens a results file lazily, without some variables; files of older versions may lack others."""
     try:
-        dataset = xr.open_dataset(path, engine="netcdf4")
+        dataset = xr.open_dataset(path, engine="netcdf4", drop_variables=without)
     except FileNotFoundError:
         raise
     except Exception as error:  # a damaged file raises many kinds
         raise _unreadable(path, error) from error
-    missing = [name for name in (*SETTINGS, *_NEEDED) if name not in dataset.variables]
+    missing = [name for name in (*SETTINGS, *NEEDED) if name not in dataset.variables]
     if missing:
         raise ValueError(f"{path} is not a results file: it has no {', '.join(missing)}")
     return dataset
-
-
-def salvage(path: str | os.PathLike) -> tuple[xr.Dataset, list[str]]:
-    """Loads what can be read of a results file, and says what cannot.
-
-    Raises FileNotFoundError, or ValueError if the file lacks what every summary needs.
-    """
-    faults = []
-    with read(path) as dataset:
-        for name in map(str, list(dataset.variables)):
-            try:
-                dataset[name].load()
-            except (OSError, RuntimeError) as error:
-                if name in (*SETTINGS, *_NEEDED):
-                    raise _unreadable(path, error) from error
-                faults.append(f"{path} is damaged: {name} cannot be read")
-                dataset = dataset.drop_vars(name)
-    return dataset, faults
 
 
 def _unreadable(path: str | os.PathLike, error: Exception) -> Exception:
