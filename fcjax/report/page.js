@@ -49,6 +49,7 @@ function bytes(text) {
 // Filters.
 
 const isShown = (cell) => cell.at.every((value, axis) => !state.hidden[axis].has(value));
+const shownCells = () => data.cells.filter(isShown);
 
 function filters() {
   data.axes.forEach((axis, number) => {
@@ -86,7 +87,7 @@ function linesLegend() {
   by("lines-legend").replaceChildren(...data.lines.map((name, line) => element("span", {}, swatch(line), name)));
 }
 
-function choose(id, options, key) {
+function choose(id, options, key, redraw) {
   const names = Object.keys(options);
   by(id).replaceChildren(...names.map((name) => {
     const button = element("button", { type: "button", textContent: options[name], value: name });
@@ -94,7 +95,7 @@ function choose(id, options, key) {
     button.onclick = () => {
       state[key] = name;
       for (const other of by(id).children) other.ariaPressed = String(other === button);
-      draw();
+      redraw(shownCells());
     };
     return button;
   }));
@@ -143,7 +144,7 @@ function drawCurves(cells) {
   const range = [Math.max(0, 100 * Math.min(...values) - 4), Math.min(100, 100 * Math.max(...values) + 4)];
   const more = panels("curves", (chart, some) => plot(chart, some.flatMap(curve), {
     hovermode: "x unified",
-    xaxis: { title: { text: named(label, unit) }, rangemode: "tozero", hoverformat: ".4~g" },
+    xaxis: { title: { text: named(label, unit) }, rangemode: "tozero", unifiedhovertitle: { text: `${label} %{x:.4~g} ${unit}` } },
     yaxis: { title: { text: "test accuracy (%)" }, range },
   }), cells);
   const bands = `Bands are 95% intervals over seeds (Student's t), for ${data.least_seeds} seeds or more.`;
@@ -240,7 +241,7 @@ function drawFairness(cells) {
 
 // Tables.
 
-function table(id, heads, rows) {
+function table(id, heads, rows, redraw) {
   const sorted = state.sorted[id];
   if (sorted) {
     const { column, sign } = sorted;
@@ -251,7 +252,7 @@ function table(id, heads, rows) {
     const made = element("th", { className: isWord ? "word" : "" }, label, element("small", { textContent: unit || "\u00a0" }));
     made.onclick = () => {
       state.sorted[id] = { column, sign: sorted?.column === column ? -sorted.sign : 1 };
-      draw();
+      redraw(shownCells());
     };
     return made;
   }));
@@ -284,7 +285,7 @@ function drawMeans(cells) {
       texts: [...settingsOf(cell), String(cell.seeds), ...texts, ...published.map((value) => number(value, 100, 2))],
     };
   });
-  table("means-table", heads, rows);
+  table("means-table", heads, rows, drawMeans);
   by("means-caption").textContent =
     `± is the half width of the 95% interval (Student's t), for ${data.least_seeds} seeds or more. ` +
     "Finish together: the part of the scheduled devices that finish within 0.1% of the end of the round. Click a heading to sort.";
@@ -297,7 +298,7 @@ function drawRuns() {
     const cell = data.cells[run.cell];
     if (!isShown(cell)) return [];
     const has = place in data.rasters.runs;
-    const choose = () => { if (has) { state.run = place; draw(); } };
+    const choose = () => { if (has) { state.run = place; drawRuns(); drawRun(); } };
     return [{
       run: place,
       keys: [...cell.at, run.seed, ...run.values, run.stop],
@@ -308,7 +309,7 @@ function drawRuns() {
       },
     }];
   });
-  table("runs-table", heads, rows);
+  table("runs-table", heads, rows, drawRuns);
 }
 
 // One run.
@@ -338,9 +339,11 @@ function drawRun() {
   const high = Math.max(180, Math.min(16 * run.devices, 640)), low = withParts ? 190 : 40;
   const bottom = withParts ? low / (high + low) : 0;
   plot(by("raster"), traces, {
-    height: high + low + 100, barmode: "stack", bargap: run.rounds > 60 ? 0 : 0.15, hovermode: "closest",
-    margin: { l: 50, r: 8, t: 52, b: 44 },
-    xaxis: { domain: [0, 0.8], title: { text: "round" }, range: [0.5, Math.max(run.rounds, 1) + 0.5], anchor: withParts ? "y2" : "y", showgrid: false },
+    height: high + low + 70, barmode: "stack", bargap: run.rounds > 60 ? 0 : 0.15, hovermode: "closest",
+    margin: { l: 50, r: 8, t: 20, b: 50 },
+    // Plotly misplaces the title of an axis below two charts when it draws again.
+    annotations: [{ text: "round", font: { size: 14 }, x: 0.4, y: 0, xref: "paper", yref: "paper", yshift: -38, yanchor: "middle", showarrow: false }],
+    xaxis: { domain: [0, 0.8], range: [0.5, Math.max(run.rounds, 1) + 0.5], anchor: withParts ? "y2" : "y", showgrid: false },
     yaxis: { domain: [withParts ? bottom : 0, 1], title: { text: "device" }, range: [-0.5, run.devices - 0.5], showgrid: false, zeroline: false },
     xaxis3: { domain: [0.84, 1], anchor: "y", title: { text: "rounds" }, rangemode: "tozero" },
     ...(withParts ? { yaxis2: { domain: [0, bottom - 0.05], title: { text: "round time (s)" } } } : {}),
@@ -428,7 +431,7 @@ function drawSetup(setup) {
 }
 
 function draw() {
-  const cells = data.cells.filter(isShown);
+  const cells = shownCells();
   for (const made of document.querySelectorAll(".swatch")) {
     made.style.borderTopColor = lineColour(made.dataset.line);
     made.style.borderTopStyle = dash(made.dataset.line) === "solid" ? "solid" : "dashed";
@@ -444,12 +447,12 @@ function draw() {
 
 filters();
 linesLegend();
-choose("curve-x", Object.fromEntries(Object.keys(data.cells[0].curves).map((name) => [name, `by ${name}`])), "x");
-choose("curve-kind", KINDS, "kind");
-choose("pair-metric", Object.fromEntries(Object.entries(data.compared).map(([name, [label]]) => [name, label])), "metric");
-choose("raster-by", Object.fromEntries(Object.entries(data.quantities).map(([name, [label]]) => [name, label])), "by");
+choose("curve-x", Object.fromEntries(Object.keys(data.cells[0].curves).map((name) => [name, `by ${name}`])), "x", drawCurves);
+choose("curve-kind", KINDS, "kind", drawCurves);
+choose("pair-metric", Object.fromEntries(Object.entries(data.compared).map(([name, [label]]) => [name, label])), "metric", drawPairs);
+choose("raster-by", Object.fromEntries(Object.entries(data.quantities).map(([name, [label]]) => [name, label])), "by", drawRun);
 by("pair-base").replaceChildren(...data.lines.map((line, value) => element("option", { value, textContent: line })));
-by("pair-base").onchange = (event) => { state.base = Number(event.target.value); draw(); };
+by("pair-base").onchange = (event) => { state.base = Number(event.target.value); drawPairs(shownCells()); };
 legend("parts-legend", Object.values(PARTS));
 legend("raster-legend", [...("computing_s" in data.columns ? Object.values(PARTS) : []), ...Object.values(TIMES)]);
 drawAbout();

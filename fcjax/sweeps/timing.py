@@ -75,7 +75,8 @@ def _same_shape(values: tuple) -> list:
     return list(np.broadcast_arrays(*values))
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
+# Compiling takes longer than running, so it is not optimised.
+@functools.partial(jax.jit, static_argnums=(2, 3), compiler_options={"xla_backend_optimization_level": 0})
 def _all_parts(cell: Cell, training: Training, asks_norms: bool, decided: tuple[str, ...], *rows: Array) -> Any:
     of_round = functools.partial(_parts, training, asks_norms, decided)
     return jax.vmap(jax.vmap(of_round, (None, *[0] * len(rows))))(cell, *rows)
