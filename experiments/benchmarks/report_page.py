@@ -4,7 +4,7 @@ The results are those of FC on MNIST over 60 simulated seconds with 5 seeds. Mor
 names of policies and distributions and with other seeds. Opening ends with the load event of headless Chromium, after
 everything is drawn.
 
-    python experiments/benchmarks/report_page.py      # about 3 minutes
+    python experiments/benchmarks/report_page.py      # about 2 minutes
 """
 
 import shutil

@@ -418,7 +418,7 @@ function drawAbout() {
   const about = { ...data.about };
   const versions = about.versions ? Object.entries(JSON.parse(about.versions)).map((entry) => entry.join(" ")).join(", ") : "unknown";
   describe("about", [...Object.entries(data.constant), ...Object.entries({ ...about, versions })]);
-  by("title").textContent = `fcjax: ${data.runs.length} runs${data.constant.dataset ? ` on ${data.constant.dataset}` : ""}`;
+  by("title").textContent = `fcjax: ${data.runs.length} ${data.runs.length === 1 ? "run" : "runs"}${data.constant.dataset ? ` on ${data.constant.dataset}` : ""}`;
   by("subtitle").textContent = Object.entries(data.constant).filter(([name]) => name !== "dataset").map((entry) => entry.join(" ")).join(" · ");
   by("notes").replaceChildren(...data.notes.map((note) => element("li", { textContent: note })));
 }
