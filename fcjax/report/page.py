@@ -1,8 +1,8 @@
 """The interactive page: one HTML file with its data, its script and Plotly.
 
-Plotly draws bands, rasters and hover labels that list all lines at once from a few lines of script, and costs 4.8 MB of
-the page; Bokeh's and Vega's scripts are a quarter of that, but Bokeh has no such labels, and inlining Vega needs a
-further package of 33 MB. Its script is read from the installed package, which would be slow to import.
+Plotly's script is several times as large as Bokeh's or Vega's, but still fits, and its settings alone give what the
+page needs: bands, rasters and one hover label for all lines. It is read from the installed package, which is slow to
+import.
 """
 
 import importlib.util
