@@ -5,7 +5,7 @@ import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fcjax import data, policies, presets
+    from fcjax import data, policies, presets, report
     from fcjax.learning import batches, compressors, models
     from fcjax.policies.contract import check_policy, check_world, random_context
     from fcjax.report import plots
@@ -84,6 +84,7 @@ _WHERE = {
     "programs": "runtime",
     "radio": "wireless",
     "random_context": "policies.contract",
+    "report": "",
     "required_share": "wireless.access",
     "results": "sweeps",
     "round_energy": "wireless.energy",
@@ -137,6 +138,7 @@ __all__ = [
     "programs",
     "radio",
     "random_context",
+    "report",
     "required_share",
     "results",
     "round_energy",

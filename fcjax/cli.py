@@ -1,4 +1,6 @@
-"""The command `fcjax`: `sweep` trains under scheduling policies and compares them, `data` fetches data sets."""
+"""The command `fcjax`: `sweep` trains under scheduling policies and compares them, `report` writes the page of their
+results again, `data` fetches data sets.
+"""
 
 import argparse
 import contextlib
@@ -24,11 +26,15 @@ Options can take several values: all combinations are run, with all seeds, on th
 mini-batches. Writes to OUT:
   runs/            each run as it finishes; if the command is stopped, rerun it to resume
   summary.csv      one row per run
+  report.html      all of it as one interactive page, to be opened in a browser
   histories.nc     every round of every run; xarray.open_dataset reads it
   accuracy.png     accuracy against simulated time, with 95% intervals over seeds (and .pdf)
   rounds.png       scheduled devices, round time and estimates (and .pdf)
   accuracy_by_X.png   best accuracy against X, for each numeric X of --axis (and .pdf)
 """
+
+REPORT = """Writes OUT/report.html, an interactive page about the results of a sweep, and prints its path. While the
+sweep is running, the page shows the runs that have finished."""
 
 EXAMPLES = """examples:
   {program} --phi 0.05
@@ -42,7 +48,7 @@ EXAMPLES = """examples:
 
 
 def main(argv: list[str] | None = None) -> int:
-    commands = {"sweep": sweep, "data": fetch}
+    commands = {"sweep": sweep, "report": report, "data": fetch}
     p = argparse.ArgumentParser(prog="fcjax", description=__doc__, epilog="See fcjax sweep --help for its options.")
     p.add_argument("--version", action="version", version=importlib.metadata.version("fcjax"))
     p.add_argument("command", choices=commands)
@@ -60,6 +66,40 @@ def fetch(argv: list[str]) -> int:
     from fcjax.data.__main__ import main
 
     return main(argv, program="fcjax data")
+
+
+def report(argv: list[str]) -> int:
+    """Runs `fcjax report` with the given arguments and returns the exit code."""
+    p = argparse.ArgumentParser(prog="fcjax report", description=REPORT)
+    p.add_argument("out", type=Path, metavar="OUT", help="folder that fcjax sweep has written, or is writing")
+    p.add_argument(
+        "--reference",
+        type=Path,
+        metavar="FILE",
+        help="CSV file of accuracies to show beside the results: published_percent, and columns of settings, such as "
+        "policy and distribution",
+    )
+    p.add_argument("--traceback", action="store_true", help="show the traceback of an error")
+    args = p.parse_args(argv)
+    try:
+        if not args.out.is_dir():
+            raise ValueError(f"there is no folder {args.out}: give the --out of fcjax sweep")
+        check_writable(args.out)
+        import pandas as pd  # slow to import, like the following: after the cheapest checks
+
+        reference = None if args.reference is None else pd.read_csv(args.reference)
+        from fcjax.report import page
+
+        path, faults = page.write_folder(args.out, reference)
+    except (ValueError, OSError) as error:
+        if args.traceback:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for fault in faults:
+        print(f"warning: {fault}", file=sys.stderr)
+    print(path)
+    return 0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -261,7 +301,7 @@ def connected(args: argparse.Namespace) -> Iterator[Any]:
 
 def finish(results: Any, out: Path, start: float, prepared_s: float) -> int:
     """Writes and prints the results of a sweep and returns the exit code."""
-    from fcjax.report import output
+    from fcjax.report import output, page
 
     try:
         summary = output.write(results, out)
@@ -275,7 +315,8 @@ def finish(results: Any, out: Path, start: float, prepared_s: float) -> int:
     kept = f", of which {results.kept} had been kept," if results.kept else ""
     try:
         print(output.table(summary))
-        print(f"\n{number}{kept} in {total_s:.1f} s ({shown}); written to {out}/", flush=True)
+        print(f"\n{number}{kept} in {total_s:.1f} s ({shown}); written to {out}/")
+        print(f"open {out / page.NAME} in a browser to look at them", flush=True)
     except BrokenPipeError:
         pass  # the reader has closed the pipe
     except OSError as error:

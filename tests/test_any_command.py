@@ -44,7 +44,7 @@ OPTIONS = {
     "--side-by-side": ["1", "0", "x"],
     "--scheduler-file": ["none.json"],
 }
-RESULTS = ("summary.csv", "histories.nc", "accuracy.png", "rounds.pdf")
+RESULTS = ("summary.csv", "histories.nc", "accuracy.png", "rounds.pdf", "report.html")
 
 
 class Commands(stateful.RuleBasedStateMachine):

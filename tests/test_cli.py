@@ -37,7 +37,7 @@ def test_sweep_from_the_command_line(script, tmp_path, capsys):
     assert script.sweep([*arguments, "--seeds", "2", "--seed", "5", "--budget", "9", "--out", "here/there"]) == 0
     out = tmp_path / "here" / "there"
     files = {"accuracy.pdf", "accuracy.png", "histories.nc", "rounds.pdf", "rounds.png", "summary.csv", "sweep.json"}
-    assert {path.name for path in out.glob("[!.]*")} == files | {"runs"}
+    assert {path.name for path in out.glob("[!.]*")} == files | {"report.html", "runs"}
     with open(out / "summary.csv") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == results.SUMMARY
@@ -57,6 +57,7 @@ def test_sweep_from_the_command_line(script, tmp_path, capsys):
     assert f"{mean:.2f}" in printed.out
     assert "nan" not in printed.out
     assert "6 runs in" in printed.out
+    assert printed.out.endswith("open here/there/report.html in a browser to look at them\n")
 
 
 @pytest.mark.parametrize(

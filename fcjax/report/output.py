@@ -9,7 +9,8 @@ import matplotlib.pyplot
 import pandas as pd
 import xarray as xr
 
-from fcjax.report import plots
+from fcjax.report import page, plots
+from fcjax.report.digest import LEAST_SEEDS
 from fcjax.runtime.console import as_text
 from fcjax.runtime.files import write_whole
 from fcjax.sweeps.metrics import interval
@@ -36,6 +37,7 @@ def write(results: xr.Dataset, out: Path) -> pd.DataFrame:
             content = image.getvalue()
             write_whole(out / f"{name}.{kind}", lambda part, content=content: Path(part).write_bytes(content))
         matplotlib.pyplot.close(figure)
+    page.write(results, out / page.NAME)
     return rows
 
 
@@ -50,7 +52,6 @@ _SHOWN = {
     "energy_j": ("energy (J)", 1, 1),
     "lost": ("lost", 1, 1),
 }
-_LEAST_SEEDS = 3  # for an interval: of two runs, it is six times as wide as their distance
 _NOTE = (
     "best, w~, final: test accuracy of the best model, of the one with the least reported loss, and of the last one.\n"
     "Means over seeds; ± is the half width of the 95% interval (Student's t), for 3 seeds or more."
@@ -71,7 +72,7 @@ def table(rows: pd.DataFrame) -> str:
         line.append(f"{len(runs)} ({diverged} diverged)" if diverged else str(len(runs)))
         for column, (_, scale, digits) in shown.items():
             mean, half = interval(scale * runs[column].to_numpy(float))
-            known = half == half and len(runs) >= _LEAST_SEEDS
+            known = half == half and len(runs) >= LEAST_SEEDS
             line.append(f"{mean:.{digits}f}" + (f" ± {half:.{digits}f}" if known else ""))
         lines.append(line)
     return as_text([", ".join(constant), lines, _NOTE])

@@ -56,22 +56,13 @@ class Archive:
         if path is None or not path.is_file():
             return None
         try:
-            with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-                if str(arrays["fingerprint"]) != path.stem:
-                    raise ValueError("it holds another run")
-                names = [field.name for field in dataclasses.fields(Record)]
-                absent = [name for name in DECIDED if name not in arrays]  # the policy does not decide these
-                fields: dict[str, Any] = {name: None if name in absent else arrays[name] for name in names}
-                history = Record(**fields)
-                if len({len(array) for array in jax.tree.leaves(history)}) > 1:
-                    raise ValueError("its histories differ in length")
-                stop = Stop(int(arrays["stop"]))
-                if stop == Stop.MAX_ROUNDS and len(history.round_s) < _most_rounds(job):
-                    return None  # the limits of the world have changed, and more rounds are allowed
-                return Run(history, len(history.round_s), Score(*arrays["start"]), None, None, stop)
+            _, run = _read(path)
         except Exception as error:  # a damaged file raises many kinds
             warnings.warn(f"{path} cannot be read, its run is repeated: {error}", stacklevel=2)
             return None
+        if run.stop == Stop.MAX_ROUNDS and run.num_rounds < _most_rounds(job):
+            return None  # the limits of the world have changed, and more rounds are allowed
+        return run
 
     def save(self, job: Job, run: Run) -> bool:
         """Stores a run atomically; returns False if it cannot be fingerprinted."""
@@ -106,6 +97,37 @@ class Archive:
             warnings.warn(f"runs of {job.labels['policy']} are not kept: {why}", stacklevel=4)
             return None
         return self._folder / f"{fingerprint}.npz"
+
+
+def read_all(folder: str | os.PathLike) -> tuple[list[tuple[dict[str, Any], Run]], list[str]]:
+    """Returns the labels and runs of a folder without knowing their jobs, and why other files cannot be read.
+
+    Of several runs with the same labels, which versions of a program have left, the newest counts.
+    """
+    found: dict[str, tuple[dict[str, Any], Run]] = {}
+    faults = []
+    for path in sorted(Path(folder).glob("[!.]*.npz"), key=lambda path: path.stat().st_mtime):
+        try:
+            labels, run = _read(path)
+        except Exception as error:  # a damaged file raises many kinds
+            faults.append(f"{path} cannot be read: {error}")
+            continue
+        found[json.dumps(labels)] = labels, run
+    return list(found.values()), faults
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Run]:
+    with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+        if str(arrays["fingerprint"]) != path.stem:
+            raise ValueError("it holds another run")
+        names = [field.name for field in dataclasses.fields(Record)]
+        absent = [name for name in DECIDED if name not in arrays]  # the policy does not decide these
+        fields: dict[str, Any] = {name: None if name in absent else arrays[name] for name in names}
+        history = Record(**fields)
+        if len({len(array) for array in jax.tree.leaves(history)}) > 1:
+            raise ValueError("its histories differ in length")
+        run = Run(history, len(history.round_s), Score(*arrays["start"]), None, None, Stop(int(arrays["stop"])))
+        return json.loads(str(arrays["labels"])), run
 
 
 class Fingerprints:

@@ -132,7 +132,7 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 def compare(results: xr.Dataset, a: str, b: str, measure: Measure, metric: str) -> Comparison:
     """Compares two policies in results with one setting; see `fcjax.metrics.paired`."""
     results = checked(results)
-    labels = _labels(results)
+    labels = labels_of(results)
     for name in (a, b):
         if name not in set(labels.policy):
             raise ValueError(f"there is no policy {name!r} in these results: use {', '.join(labels.policy.unique())}")
@@ -152,7 +152,7 @@ def compare(results: xr.Dataset, a: str, b: str, measure: Measure, metric: str) 
 def compare_all(results: xr.Dataset, measure: Measure, metric: str) -> pd.DataFrame:
     """Compares all pairs of policies in each setting; see `fcjax.metrics.paired_table`."""
     results = checked(results)
-    labels = _labels(results)
+    labels = labels_of(results)
     rows, varies = _measured(results, labels, measure, metric), _varying(labels)
     groups = rows.groupby(varies, sort=False, dropna=False) if varies else [((), rows)]
     lines = []
@@ -172,7 +172,7 @@ def compare_all(results: xr.Dataset, measure: Measure, metric: str) -> pd.DataFr
     return table
 
 
-def _labels(results: xr.Dataset) -> pd.DataFrame:
+def labels_of(results: xr.Dataset) -> pd.DataFrame:
     """Returns the settings of each run. A policy with several phi becomes several, such as "fc(phi=0.5)"."""
     rows = pd.DataFrame({name: results[name].values for name in (*SETTINGS, *further_axes(results))})
     several = rows.groupby("policy").phi.transform("nunique") > 1

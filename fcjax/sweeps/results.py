@@ -87,10 +87,12 @@ _ABOUT = {  # unit and meaning
     "budget_s": ("s", "time budget"),
     "phi": ("1", "parameter of the policy, NaN where it has none"),
     "devices": ("1", "number of devices"),
+    "setup": ("1", "cell and training of the run, as JSON"),
+    "samples": ("1", "training samples of a label on the device"),
 }
 
 
-_NEEDED = (  # by `summary`
+NEEDED = (  # by `summary`
     "elapsed_s",
     "round_s",
     "scheduled",
@@ -148,11 +150,22 @@ def to_dataset(
     names = [*SETTINGS, *(name for name in labels[0] if name not in SETTINGS)]
     coordinates: dict[str, Any] = {name: ("run", np.array([row[name] for row in labels])) for name in names}
     coordinates |= {"round": np.arange(1, num_rounds + 1), "device": np.arange(num_devices)}
-    dataset = xr.Dataset(variables, coordinates, {**provenance(), **(about or {})})
+    return described(xr.Dataset(variables, coordinates, {**provenance(), **(about or {})}))
+
+
+def described(dataset: xr.Dataset) -> xr.Dataset:
+    """Gives variables their units and meanings."""
     for name, (unit, meaning) in _ABOUT.items():
         if name in dataset:
             dataset[name].attrs.update(units=unit, long_name=meaning)
     return dataset
+
+
+def alike(labels: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns labels of runs with the same names; axes of other runs become NaN or an empty text."""
+    labels = list(labels)
+    usual = {name: "" if isinstance(value, str) else np.nan for row in labels for name, value in row.items()}
+    return [usual | dict(row) for row in labels]
 
 
 def from_run(run: Run, experiment: Experiment, **labels: Any) -> xr.Dataset:
@@ -210,8 +223,11 @@ def concat(parts: Sequence[xr.Dataset]) -> xr.Dataset:
         lacking = {name: ("run", np.full(part.sizes["run"], axes[name])) for name in axes if name not in part.coords}
         alike.append(part.assign_coords(lacking))
     variables = [item for part in parts for item in part.data_vars.items()]
-    fill = {str(name): False if variable.dtype == bool else np.nan for name, variable in variables}
+    fill = {str(name): _NOTHING.get(variable.dtype.kind, np.nan) for name, variable in variables}
     return xr.concat(alike, "run", join="outer", fill_value=fill, combine_attrs="drop_conflicts")
+
+
+_NOTHING = {"b": False, "O": "", "U": ""}  # by kind of values; NaN for numbers
 
 
 def _with_received(dataset: xr.Dataset) -> xr.Dataset:
@@ -260,7 +276,7 @@ def _summary(dataset: xr.Dataset) -> pd.DataFrame:
 
 def checked(dataset: xr.Dataset) -> xr.Dataset:
     """Returns results with the dimension `run` and the types that selections such as `where` may have changed."""
-    if missing := [name for name in (*SETTINGS, *_NEEDED) if name not in dataset.variables]:
+    if missing := [name for name in (*SETTINGS, *NEEDED) if name not in dataset.variables]:
         raise ValueError(f"this data set does not hold results: it has no {', '.join(missing)}")
     if "run" not in dataset.dims:
         labels = {name: ("run", [label.item()]) for name, label in dataset.coords.items() if label.dims == ()}
@@ -355,15 +371,15 @@ def load(path: str | os.PathLike) -> xr.Dataset:
         raise _unreadable(path, error) from error
 
 
-def read(path: str | os.PathLike) -> xr.Dataset:
-    """Opens a results file lazily; files of older versions may lack some variables."""
+def read(path: str | os.PathLike, *, without: Sequence[str] = ()) -> xr.Dataset:
+    """Opens a results file lazily, without some variables; files of older versions may lack others."""
     try:
-        dataset = xr.open_dataset(path, engine="netcdf4")
+        dataset = xr.open_dataset(path, engine="netcdf4", drop_variables=without)
     except FileNotFoundError:
         raise
     except Exception as error:  # a damaged file raises many kinds
         raise _unreadable(path, error) from error
-    missing = [name for name in (*SETTINGS, *_NEEDED) if name not in dataset.variables]
+    missing = [name for name in (*SETTINGS, *NEEDED) if name not in dataset.variables]
     if missing:
         raise ValueError(f"{path} is not a results file: it has no {', '.join(missing)}")
     return dataset

@@ -18,7 +18,7 @@ from fcjax.runtime.progress import Progress
 from fcjax.simulation.experiment import Experiment, may_end_with_world
 from fcjax.simulation.rounds import Stop
 from fcjax.simulation.simulate import Run
-from fcjax.sweeps import executor, results
+from fcjax.sweeps import executor, results, setups
 from fcjax.sweeps.archive import Archive
 from fcjax.sweeps.engine import default_side_by_side
 from fcjax.sweeps.grid import most_runs, plan
@@ -142,16 +142,21 @@ def run_all(
         where = "" if keep is None else f" and are kept in {keep}; run the same command to resume"
         warnings.warn(f"interrupted: {len(finished)} of {len(jobs)} runs have finished{where}", stacklevel=2)
     done = [job for job in jobs if job in finished]
-    labels = _labels(done)
+    labels = dict(zip(done, results.alike(job.labels for job in done), strict=True))
     finished.warn_of_faults(done)
     about = {"complete": int(not interrupted), "kept": num_kept, **dataclasses.asdict(clock), **about}
+    samples = setups.samples_of(done)
+
+    def joined(block: Sequence[Job]) -> xr.Dataset:
+        labelled = [(labels[job], finished.get(job)) for job in block]
+        made = results.to_dataset(labelled, about, room=finished.room, decided=finished.decided)
+        return setups.assign(made, block, samples)
+
     if out is None:
-        return results.to_dataset([(labels[job], finished.get(job)) for job in done], about)
+        return joined(done)
     blocks = (done[start : start + _AT_HAND] for start in range(0, len(done), _AT_HAND))
-    labelled = ([(labels[job], finished.get(job)) for job in block] for block in blocks)
-    parts = (results.to_dataset(runs, about, room=finished.room, decided=finished.decided) for runs in labelled)
     try:
-        results.save_parts(parts, out)
+        results.save_parts(map(joined, blocks), out)
     except OSError as error:
         raise OSError(f"{error}; finished runs are kept in {keep}: run the same command to resume") from error
     return results.read(out)
@@ -159,15 +164,6 @@ def run_all(
 
 def _with_cores(make: Callable[[], Experiment], cores: int) -> Experiment:
     return dataclasses.replace(make(), cores=cores)
-
-
-def _labels(jobs: Sequence[Job]) -> dict[Job, dict[str, Any]]:
-    """Returns the labels of each run; axes of other runs are NaN or an empty text."""
-    usual: dict[str, Any] = {}
-    for job in jobs:
-        for name, value in job.labels.items():
-            usual.setdefault(name, "" if isinstance(value, str) else float("nan"))
-    return {job: usual | job.labels for job in jobs}
 
 
 class _Finished:
