@@ -50,7 +50,8 @@ _ROUNDS = (
 @contextlib.contextmanager
 def _styled(**changes: Any) -> Iterator[None]:
     """Applies `STYLE`, and keeps that the first figure in a notebook makes matplotlib interactive."""
-    with plt.rc_context({**STYLE, **changes}):
+    style: Any = STYLE | changes
+    with plt.rc_context(style):
         yield
         is_interactive = plt.isinteractive()
     matplotlib.interactive(is_interactive)
