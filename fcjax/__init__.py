@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fcjax.report import plots
     from fcjax.runtime import console, files, hardware, programs
     from fcjax.simulation.experiment import Experiment
-    from fcjax.simulation.rounds import Stop
+    from fcjax.simulation.records import Stop
     from fcjax.simulation.simulate import Run, simulate
     from fcjax.sweeps import archive, metrics, results
     from fcjax.sweeps.grid import plan
@@ -54,7 +54,7 @@ _WHERE = {
     "Reports": "types",
     "RoundContext": "types",
     "Run": "simulation.simulate",
-    "Stop": "simulation.rounds",
+    "Stop": "simulation.records",
     "Training": "types",
     "World": "types",
     "allocate": "wireless.access",

@@ -6,132 +6,25 @@ channels, computation times and mini-batches under any policy.
 """
 
 import dataclasses
-import enum
 import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
 from fcjax import checks, keys
 from fcjax.learning import compressors, updates
-from fcjax.learning.evaluation import Score, evaluate
-from fcjax.learning.models import Params
+from fcjax.learning.evaluation import evaluate
 from fcjax.simulation.experiment import Experiment
-from fcjax.types import Cell, Decision, Estimates, Observation, Policy, Reports, RoundContext, Training, pytree
+from fcjax.simulation.records import Clock, Record, Sent, State, Stop, as_float, no_record, recorded, reported
+from fcjax.types import Cell, Decision, Observation, Policy, Reports, RoundContext, Training
 from fcjax.wireless import outages, worlds
 from fcjax.wireless.access import round_time
 from fcjax.wireless.decisions import DECIDED, WHILE_COMPUTING, as_decided, decided_limits
 from fcjax.wireless.energy import computing_energy, least_energy_at_full_speed, round_energy
 from fcjax.wireless.radio import ready_time
-
-
-class Stop(enum.IntEnum):
-    """Why a run ended."""
-
-    NOT_YET = 0
-    BUDGET = 1  # the next round would end after the budget
-    MAX_ROUNDS = 2
-    BAD_DECISION = 3  # no device or an unavailable one scheduled, or impossible shares, powers, frequencies or steps
-    DIVERGED = 4  # the next round ended with a loss or an estimate that is not finite
-
-
-@pytree
-class Record:
-    """The record of a round. A history stacks K records; those after the last round are NaN.
-
-    Attributes:
-      elapsed_s: () s, at the end of the round.
-      round_s: () s.
-      scheduled: (M,) bool.
-      received: (M,) bool, whether the base station received the device's update.
-      share: (M,) fraction of the bandwidth.
-      available: (M,) bool, whether the device could be scheduled.
-      gain: (M,) true power gain.
-      compute_s: (M,) s, true computation time, at the cell's frequency and for all samples.
-      energy_j: (M,) J, spent in the round.
-      accuracy: () of w_k on the test set.
-      loss: ().
-      tilde_accuracy: () of w~, the model with the least loss reported so far.
-      tilde_loss: ().
-      reported_loss: () F(w_{k-1}), as the scheduled devices report it; NaN if no report is received.
-      rho: (M,).
-      beta: (M,).
-      delta: (M,).
-      power_w: (M,) W; None if the policy does not decide it, like the following.
-      cpu_hz: (M,) Hz.
-      local_steps: (M,).
-      batch_size: (M,).
-    """
-
-    elapsed_s: Array
-    round_s: Array
-    scheduled: Array
-    received: Array
-    share: Array
-    available: Array
-    gain: Array
-    compute_s: Array
-    energy_j: Array
-    accuracy: Array
-    loss: Array
-    tilde_accuracy: Array
-    tilde_loss: Array
-    reported_loss: Array
-    rho: Array
-    beta: Array
-    delta: Array
-    power_w: Array | None = None
-    cpu_hz: Array | None = None
-    local_steps: Array | None = None
-    batch_size: Array | None = None
-
-
-@pytree
-class State:
-    """The state that a run carries from round to round.
-
-    Attributes:
-      round_index: ().
-      elapsed_s: () s.
-      start: score of w_0.
-      params: w_k.
-      score: score of w_k.
-      tilde_params: w~.
-      tilde_reported_loss: () F(w~).
-      estimates: the current estimates.
-      reports: what devices last reported.
-      policy: the policy's state.
-      world: the world's state.
-      outages: the state of the outage model.
-      compressor: the compressor's parameters.
-      residuals: (M, P) with error feedback: what devices have not sent yet; else None.
-      optimizers: (M, ...) states of the local optimizers if devices keep them, else None.
-      server: the state of the server's optimizer if there is one, else None.
-      stop: () Stop.
-    """
-
-    round_index: Array
-    elapsed_s: Array
-    start: Score
-    params: Params
-    score: Score
-    tilde_params: Params
-    tilde_score: Score
-    tilde_reported_loss: Array
-    estimates: Estimates
-    reports: Reports
-    policy: Any
-    world: Any
-    outages: Any
-    compressor: Any
-    residuals: Array | None
-    optimizers: Any
-    server: Any
-    stop: Array
 
 
 class RoundKeys(NamedTuple):
@@ -149,20 +42,6 @@ def round_keys(key: Array) -> RoundKeys:
     """Derives the keys of a round, besides those of its world."""
     folded = (jax.random.fold_in(key, purpose) for purpose in (keys.Purpose.OUTAGES, keys.Purpose.COMPRESSION))
     return RoundKeys(*jax.random.split(key, 6)[3:], *folded)
-
-
-class _Clock(NamedTuple):
-    round_s: Array  # ()
-    elapsed_s: Array  # () at the end of the round
-    stop: Array  # () Stop
-
-
-class _Sent(NamedTuple):
-    """What becomes of the uploads of a round."""
-
-    received: Array  # (M,) bool
-    energy_j: Array  # (M,) J, spent by each device
-    outages: Any  # the new state of the outage model
 
 
 def simulate_round(
@@ -195,7 +74,7 @@ def simulate_round(
             elapsed_s=clock.elapsed_s,
             stop=clock.stop,
         )
-        record = _record(after, reported_loss, decision, truth, clock, sent)
+        record = recorded(after, reported_loss, decision, truth, clock, sent)
         # A run that diverges ends with its last finite model.
         diverged = dataclasses.replace(before, stop=jnp.full_like(clock.stop, Stop.DIVERGED)), nothing
         finite = _all_finite((after.score.loss, jnp.where(jnp.any(sent.received), reported_loss, 0), after.estimates))
@@ -246,7 +125,7 @@ def _ask(key: Array, truth: Observation, state: State, experiment: Experiment) -
     return dataclasses.replace(state.reports, update_norm=norms), wait_s
 
 
-def _time(decision: Decision, truth: Observation, idle_s: Array, state: State, experiment: Experiment) -> _Clock:
+def _time(decision: Decision, truth: Observation, idle_s: Array, state: State, experiment: Experiment) -> Clock:
     """Times the round. The policy decides on the observed values; the round time follows from the true ones."""
     cell, training = experiment.cell, experiment.training
     decided = as_decided(decision, truth, cell, training)
@@ -259,12 +138,12 @@ def _time(decision: Decision, truth: Observation, idle_s: Array, state: State, e
         jnp.where(elapsed_s <= training.budget_s, Stop.NOT_YET, Stop.BUDGET),
         Stop.BAD_DECISION,
     )
-    return _Clock(as_float(round_s), elapsed_s, stop)
+    return Clock(as_float(round_s), elapsed_s, stop)
 
 
 def _send(
     key: Array, decision: Decision, truth: Observation, state: State, experiment: Experiment, policy: Policy
-) -> _Sent:
+) -> Sent:
     """Determines which uploads arrive, and what they cost. A device whose battery runs out loses its upload."""
     cell, training = experiment.cell, experiment.training
     cost_j = round_energy(decision, truth, cell, training)
@@ -277,7 +156,7 @@ def _send(
         outage_state, lost = experiment.outages.lose(key, state.outages, decision, truth, cell)
         received &= ~lost
     # Rounding may have spent slightly more than the battery held.
-    return _Sent(received, as_float(jnp.clip(cost_j, 0, jnp.maximum(left_j, 0))), outage_state)
+    return Sent(received, as_float(jnp.clip(cost_j, 0, jnp.maximum(left_j, 0))), outage_state)
 
 
 def _training_settings(state: State, experiment: Experiment) -> dict[str, Any]:
@@ -293,7 +172,7 @@ def _training_settings(state: State, experiment: Experiment) -> dict[str, Any]:
 
 
 def _learn(
-    draw: RoundKeys, state: State, decision: Decision, sent: _Sent, experiment: Experiment
+    draw: RoundKeys, state: State, decision: Decision, sent: Sent, experiment: Experiment
 ) -> tuple[State, Array]:
     """Trains the scheduled devices, aggregates, estimates and tests; also returns the reported loss."""
     num_devices = decision.scheduled.size
@@ -334,84 +213,12 @@ def _learn(
         tilde_score=keep(state.score, state.tilde_score),
         tilde_reported_loss=keep(reported_loss, state.tilde_reported_loss),
         estimates=jax.tree.map(as_float, trained.estimates),
-        reports=_report(state, decision, sent, trained),
+        reports=reported(state, decision, sent, trained),
         residuals=trained.residuals,
         optimizers=trained.optimizer_states,
         server=server,
     )
     return after, reported_loss
-
-
-def no_reports(num_devices: int) -> Reports:
-    """Returns the reports before the first round."""
-    # NumPy arrays need no compilation.
-    zeros, never = np.zeros(num_devices, jnp.result_type(float)), np.full(num_devices, -1, jnp.result_type(int))
-    return Reports(zeros, zeros, never, np.zeros_like(never), zeros)
-
-
-def _report(state: State, decision: Decision, sent: _Sent, trained: updates.Trained) -> Reports:
-    old = state.reports
-    return Reports(
-        loss=jnp.where(sent.received, as_float(trained.losses), old.loss),
-        update_norm=jnp.where(sent.received, as_float(trained.update_norms), old.update_norm),
-        last_round=jnp.where(sent.received, state.round_index, old.last_round),
-        times_scheduled=old.times_scheduled + decision.scheduled,
-        energy_j=old.energy_j + sent.energy_j,
-    )
-
-
-def _record(
-    state: State, reported_loss: Array, decision: Decision, truth: Observation, clock: _Clock, sent: _Sent
-) -> Record:
-    return Record(
-        elapsed_s=clock.elapsed_s,
-        round_s=clock.round_s,
-        scheduled=decision.scheduled,
-        received=sent.received,
-        share=decision.share,
-        available=jnp.asarray(truth.available),
-        gain=as_float(truth.gain),
-        compute_s=as_float(truth.compute_s),
-        energy_j=sent.energy_j,
-        accuracy=state.score.accuracy,
-        loss=state.score.loss,
-        tilde_accuracy=state.tilde_score.accuracy,
-        tilde_loss=state.tilde_score.loss,
-        reported_loss=jnp.where(jnp.any(sent.received), reported_loss, jnp.nan),
-        rho=as_float(state.estimates.rho),
-        beta=as_float(state.estimates.beta),
-        delta=as_float(state.estimates.delta),
-        **{name: _as_float_or_none(getattr(decision, name)) for name in DECIDED},
-    )
-
-
-def _as_float_or_none(value: ArrayLike | None) -> Array | None:
-    return None if value is None else as_float(value)
-
-
-def no_record(num_devices: int, decides: tuple[str, ...] = ()) -> Record:
-    """Returns the record of a round that did not take place."""
-    number, per_device, nobody = jnp.full((), jnp.nan), jnp.full(num_devices, jnp.nan), jnp.zeros(num_devices, bool)
-    return Record(
-        elapsed_s=number,
-        round_s=number,
-        scheduled=nobody,
-        received=nobody,
-        share=per_device,
-        available=nobody,
-        gain=per_device,
-        compute_s=per_device,
-        energy_j=per_device,
-        accuracy=number,
-        loss=number,
-        tilde_accuracy=number,
-        tilde_loss=number,
-        reported_loss=number,
-        rho=per_device,
-        beta=per_device,
-        delta=per_device,
-        **{name: per_device if name in decides else None for name in DECIDED},
-    )
 
 
 def _decide(
@@ -472,11 +279,6 @@ def _is_possible(decision: Decision, truth: Observation, round_s: Array, cell: C
 
 def _all_finite(tree: Any) -> Array:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
-
-
-def as_float(x: ArrayLike) -> Array:
-    """Converts to the precision of the history."""
-    return jnp.asarray(x, float)
 
 
 def _width(experiment: Experiment) -> int | None:

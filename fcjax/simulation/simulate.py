@@ -23,7 +23,8 @@ from fcjax.policies.contract import decided_by
 from fcjax.runtime.cores import on_cores
 from fcjax.runtime.plugins import of_user
 from fcjax.simulation.experiment import Experiment, check, may_end_with_world, most_rounds, rounds_of_world, training_of
-from fcjax.simulation.rounds import Record, State, Stop, as_float, no_record, no_reports, simulate_round
+from fcjax.simulation.records import Record, State, Stop, as_float, no_record, no_reports
+from fcjax.simulation.rounds import simulate_round
 from fcjax.types import Policy, in_brief, pytree
 
 

@@ -27,7 +27,7 @@ from fcjax.learning.evaluation import Score
 from fcjax.policies.contract import decided_by
 from fcjax.runtime import files, settings
 from fcjax.simulation.experiment import Experiment, most_rounds, training_of
-from fcjax.simulation.rounds import Record, Stop
+from fcjax.simulation.records import Record, Stop
 from fcjax.simulation.simulate import Run, Starts, advance, begin_from, starts
 from fcjax.sweeps.jobs import Job
 from fcjax.sweeps.leaves import as_numbers

@@ -24,7 +24,8 @@ from fcjax.runtime import programs, settings
 from fcjax.runtime.cores import on_cores, place
 from fcjax.runtime.hardware import is_accelerated
 from fcjax.simulation.experiment import most_rounds
-from fcjax.simulation.rounds import Record, State, Stop, as_decision
+from fcjax.simulation.records import Record, State, Stop
+from fcjax.simulation.rounds import as_decision
 from fcjax.simulation.simulate import Run, advance, begin
 from fcjax.sweeps import jobs, leaves
 from fcjax.sweeps.jobs import Group, Template

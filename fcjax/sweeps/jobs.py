@@ -13,7 +13,7 @@ import numpy as np
 
 from fcjax.policies.contract import decided_by
 from fcjax.simulation.experiment import Experiment, training_of
-from fcjax.simulation.rounds import Record, State, Stop
+from fcjax.simulation.records import Record, State, Stop
 from fcjax.simulation.simulate import Run, starts
 from fcjax.sweeps import leaves
 from fcjax.types import Policy

@@ -30,7 +30,7 @@ import xarray as xr
 
 from fcjax.runtime.files import write_whole
 from fcjax.simulation.experiment import Experiment
-from fcjax.simulation.rounds import Record, Stop
+from fcjax.simulation.records import Record, Stop
 from fcjax.simulation.simulate import Run
 from fcjax.wireless.decisions import DECIDED
 

@@ -16,7 +16,7 @@ import xarray as xr
 from fcjax import checks, data
 from fcjax.runtime.progress import Progress
 from fcjax.simulation.experiment import Experiment, may_end_with_world
-from fcjax.simulation.rounds import Stop
+from fcjax.simulation.records import Stop
 from fcjax.simulation.simulate import Run
 from fcjax.sweeps import executor, results, setups
 from fcjax.sweeps.archive import Archive

@@ -31,7 +31,7 @@ import fcjax
 from fcjax import data
 from fcjax.learning.evaluation import Score
 from fcjax.policies import contract
-from fcjax.simulation.rounds import Record, Stop
+from fcjax.simulation.records import Record, Stop
 
 SCRIPT = """
 import sys

@@ -12,7 +12,7 @@ import tiny
 
 import fcjax
 from fcjax import compressors, keys, outages, policies, worlds
-from fcjax.simulation.rounds import Stop
+from fcjax.simulation.records import Stop
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 COMPUTING_J = 1e-28 * 5e-3 * 1e9 * 48 * 1e18  # of a round of `tiny.experiment`

@@ -10,7 +10,8 @@ import fcjax
 from fcjax import keys, models, policies
 from fcjax.learning import updates
 from fcjax.simulation.experiment import most_rounds, shortest_round_s
-from fcjax.simulation.rounds import Stop, misjudge
+from fcjax.simulation.records import Stop
+from fcjax.simulation.rounds import misjudge
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 MAX_ROUNDS = most_rounds(tiny.experiment())

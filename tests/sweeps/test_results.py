@@ -13,7 +13,7 @@ from fcjax import plots, results
 from fcjax.learning.evaluation import Score
 from fcjax.runtime import files
 from fcjax.runtime.progress import Progress
-from fcjax.simulation.rounds import Record, Stop
+from fcjax.simulation.records import Record, Stop
 from fcjax.sweeps import metrics
 
 
