@@ -103,7 +103,7 @@ def measure_all(args: argparse.Namespace, measured: Path) -> None:
             if case in faults or (case, repetition) in done:
                 continue
             start = time.monotonic()
-            line: dict[str, Any] = {**case._asdict(), "repetition": repetition}
+            line: dict[str, Any] = {**case._asdict(), "repetition": repetition, "rounds": rounds_of(args, case)}
             try:
                 line |= measure(peer, case, args, workload)
                 outcome = f"{line['rounds_per_s']:.4g} rounds/s"
@@ -124,6 +124,10 @@ def cases(args: argparse.Namespace) -> Iterator[tuple[str, Case]]:
                     is_measured = not (peer == "flower" and way == "sweep") and not (peer == "alg3" and n != 6)
                     if is_measured:
                         yield peer, Case(model, n, PEERS[peer], way)
+
+
+def rounds_of(args: argparse.Namespace, case: Case) -> int:
+    return args.rounds or ROUNDS[case.model]
 
 
 def case_of(line: dict[str, Any]) -> Case:
@@ -158,9 +162,8 @@ def write_workload(path: Path) -> Path:
 
 def measure(peer: str, case: Case, args: argparse.Namespace, workload: Path) -> dict[str, Any]:
     """Returns the rounds per second of a case, with its accuracy and versions."""
-    rounds = args.rounds or ROUNDS[case.model]
     options: list[Any] = ["--model", case.model, "--scheduled", case.n, "--warmup", WARMUP[case.model]]
-    options += ["--rounds", rounds, *(["--sweep"] if case.way == "sweep" else [])]
+    options += ["--rounds", rounds_of(args, case), *(["--sweep"] if case.way == "sweep" else [])]
     if peer in ("fcjax", "alg3"):
         full = ["--full"] if peer == "alg3" else []
         return json.loads(
@@ -170,11 +173,20 @@ def measure(peer: str, case: Case, args: argparse.Namespace, workload: Path) -> 
     if peer == "flower":
         command = [*LOOPBACK_ONLY, *command]
     lines = together(command, sorted(os.sched_getaffinity(0)) if case.way == "sweep" else [None], args.timeout)
-    timed = [line.pop("timed") for line in lines]
+    rounds_per_s = speed([line.pop("timed") for line in lines])
+    return lines[0] | {"rounds_per_s": rounds_per_s, "accuracy": np.mean([line["accuracy"] for line in lines])}
+
+
+def speed(timed: list[list[float]]) -> float:
+    """Returns the rounds per second of several processes while all of them are in their timed part.
+
+    `timed` has when the clock of each process started and when each of its rounds ended; parts of rounds count.
+    """
     start, end = max(ends[0] for ends in timed), min(ends[-1] for ends in timed)
+    if start >= end:
+        raise ValueError(f"the timed parts of the processes do not overlap: {timed}")
     counted = sum(np.ptp(np.interp([start, end], ends, range(len(ends)))) for ends in timed)
-    accuracy = float(np.mean([line["accuracy"] for line in lines]))
-    return lines[0] | {"rounds_per_s": counted / (end - start), "accuracy": accuracy}
+    return float(counted / (end - start))
 
 
 def together(command: list[Any], cores: list[int | None], timeout: float) -> list[dict[str, Any]]:
