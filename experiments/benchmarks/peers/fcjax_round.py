@@ -6,9 +6,9 @@ time counts, so that programs are compiled and processes have started. It includ
 to processes and waiting for the last one. A run has --warmup + --rounds rounds, as in the peers; all of them are timed.
 
 Without --full, n devices are drawn at random in each round and nothing is estimated, as in the peers, but channels are
-drawn and bandwidth is allocated. With --full, all of Alg. 3 runs with FC, in a cell of 500 m, where FC schedules about
-6 of 20 devices; --scheduled is then ignored. The CNN's uploads then have the size of the MLP's, because FC would
-otherwise schedule fewer devices.
+drawn and bandwidth is allocated. With --full, all of Alg. 3 runs with FC, in a cell of 500 m; --scheduled is then
+ignored. FC schedules about 6 of 20 devices there, but fewer in the first rounds, so the CNN's short runs have fewer: see
+"scheduled" in the table. The CNN's uploads then have the size of the MLP's, so that FC schedules as many devices.
 """
 
 import argparse
