@@ -273,8 +273,8 @@ def write(lines: list[dict[str, Any]], out: Path) -> None:
             row[f"fcjax / {name}"] = of_ours.get(name, np.nan) / row[name]
     table = report.write("peers", "Rounds per second, medians", rows, out)
     for _, row in table[(table["who"] == "PyTorch loop") & table["fcjax / sweep"].notna()].iterrows():
-        ratio = f"{row['fcjax / sweep']:.2f} of PyTorch's rounds/s"
-        print(f"{row['model']}, {row['n']} of 20: fcjax's sweep does {ratio} in a sweep.")
+        ratio = f"{row['fcjax / sweep']:.2f} times the rounds/s of PyTorch's"
+        print(f"{row['model']}, {row['n']} of 20: fcjax's sweep does {ratio}.")
     draw(table, out)
 
 

@@ -54,5 +54,5 @@ def test_table_compares_the_better_way_and_names_failures(tmp_path, capsys):
     assert table.loc["fcjax", ["sweep, least", "sweep", "sweep, most", "best"]].tolist() == [7, 8, 100, 8]
     assert table.loc["PyTorch loop", ["best", "fcjax / best", "fcjax / sweep"]].tolist() == [16, 0.5, 2]
     assert (tmp_path / "peers_faults.txt").read_text() == "cnn, n = 6, Flower, one run: no Ray\n"
-    assert "cnn, 6 of 20: fcjax's sweep does 2.00 of PyTorch's" in capsys.readouterr().out
+    assert "cnn, 6 of 20: fcjax's sweep does 2.00 times the rounds/s of PyTorch's" in capsys.readouterr().out
     assert (tmp_path / "peers.png").stat().st_size

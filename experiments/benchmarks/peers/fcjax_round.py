@@ -7,7 +7,7 @@ to processes and waiting for the last one. A run has --warmup + --rounds rounds,
 
 Without --full, n devices are drawn at random in each round and nothing is estimated, as in the peers, but channels are
 drawn and bandwidth is allocated. With --full, all of Alg. 3 runs with FC, in a cell of 500 m; --scheduled is then
-ignored. FC schedules about 6 of 20 devices there, but fewer in the first rounds, so the CNN's short runs have fewer: see
+ignored. FC schedules about 6 of 20 devices there, but fewer in the first rounds, and so in the CNN's short runs: see
 "scheduled" in the table. The CNN's uploads then have the size of the MLP's, so that FC schedules as many devices.
 """
 
