@@ -30,6 +30,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -213,21 +214,26 @@ def together(command: list[Any], cores: list[int | None], timeout: float) -> lis
             timer.start()
             stack.callback(timer.cancel)
             processes.append((process, error))
+        for process, error in processes:
+            if not any(line == "ready\n" for line in iter(process.stdout.readline, "")):
+                raise failure(process, error)
         for process, _ in processes:
-            while process.stdout.readline() not in ("ready\n", ""):
-                pass
-        for process, _ in processes:
-            with contextlib.suppress(BrokenPipeError):  # it has ended, which the next loop reports
-                process.stdin.write("\n")
-                process.stdin.flush()
+            process.stdin.write("\n")
+            process.stdin.flush()
         lines = []
         for process, error in processes:
             said = process.stdout.read()
             if process.wait():
-                error.seek(0)
-                raise subprocess.CalledProcessError(process.returncode, process.args, stderr=error.read())
+                raise failure(process, error)
             lines.append(json.loads(said.splitlines()[-1]))
         return lines
+
+
+def failure(process: subprocess.Popen[str], error: IO[str]) -> Exception:
+    if process.wait() == -signal.SIGKILL:
+        return TimeoutError("killed, because it took longer than --timeout or for lack of memory")
+    error.seek(0)
+    return subprocess.CalledProcessError(process.returncode, process.args, stderr=error.read())
 
 
 def run(command: list[Any], timeout: float | None = None) -> str:

@@ -41,6 +41,11 @@ def test_process_that_fails_is_reported():
     assert peers.reason(caught.value) == "no memory"
 
 
+def test_process_that_takes_too_long_is_killed():
+    with pytest.raises(TimeoutError, match="--timeout"):
+        peers.together([sys.executable, "-c", "import time; time.sleep(60)"], [None], timeout=0.2)
+
+
 def test_table_compares_the_better_way_and_names_failures(tmp_path, capsys):
     def line(who, way, rounds_per_s):
         case = {"model": "cnn", "n": 6, "who": who, "way": way, "repetition": 0}
