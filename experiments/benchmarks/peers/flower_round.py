@@ -4,13 +4,13 @@
 # ///
 """Flower as a peer: a ServerApp with the FedAvg strategy and a ClientApp in PyTorch, with run_simulation over Ray.
 
-Two Ray actors with one CPU and one PyTorch thread each train clients side by side. The server, a thread of this
-process, averages and then evaluates the test set in one batch with PyTorch's default number of threads. Each actor
-reads the data once; no client evaluates. Unlike the other peers, Flower sends each client's model between processes as
-a message. Its simulation polls for messages every 0.1 s at both ends, which bounds the rounds per second from above.
-The older start_simulation does not poll and can be faster when few clients train, but it is deprecated since Flower
-1.13 and does not support ServerApp. --seed fixes the initial weights and each client's batches, but not which clients
-train, because node names are random.
+As many Ray actors as cores, with one PyTorch thread each, train clients side by side. A run thus uses all cores with
+several processes, and there is no sweep of it. The server, a thread of this process, averages and then evaluates the
+test set with PyTorch's default number of threads. Each actor reads the data once; no client evaluates. Unlike the other
+peers, Flower sends each client's model between processes as a message. Its simulation polls for messages every 0.1 s at
+both ends, which bounds the rounds per second from above. The older start_simulation does not poll and can be faster
+when few clients train, but it is deprecated since Flower 1.13 and does not support ServerApp. --seed fixes the initial
+weights and each client's batches, but not which clients train, because node names are random.
 
 Ray always listens on all interfaces. The script therefore refuses to run, with exit code 3, unless loopback is the only
 interface, as within
@@ -39,14 +39,8 @@ from flwr.simulation import run_simulation
 client_app = ClientApp()
 
 
-@functools.cache
-def network() -> torch.nn.Module:
-    """Returns one network per process; its weights are overwritten before every use."""
-    return torch.nn.Sequential(
-        torch.nn.Linear(workload.INPUTS, workload.HIDDEN),
-        torch.nn.ReLU(),
-        torch.nn.Linear(workload.HIDDEN, workload.CLASSES),
-    )
+# One network per process; its weights are overwritten before every use.
+network = functools.cache(workload.torch_network)
 
 
 @client_app.train()
@@ -54,7 +48,7 @@ def train(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
     config, client = message.content["config"], int(context.node_config["partition-id"])
     data = workload.load(config["data"])
-    model = network()
+    model = network(config["model"])
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=workload.LEARNING_RATE, momentum=workload.MOMENTUM)
     rng = np.random.default_rng((config["seed"], config["server-round"], client))
@@ -82,12 +76,9 @@ def measure(args: argparse.Namespace, data: workload.Data, watch: workload.Stopw
     server_app = ServerApp()
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        model = network()
+        model = network(args.model)
         model.load_state_dict(arrays.to_torch_state_dict())
-        with torch.inference_mode():
-            logits = model(test_x)
-            loss = torch.nn.functional.cross_entropy(logits, test_y).item()
-            accuracy = (logits.argmax(1) == test_y).float().mean().item()
+        loss, accuracy = workload.torch_evaluate(model, test_x, test_y, workload.TEST_BLOCK[args.model])
         if server_round:
             watch.tick(accuracy)
         return MetricRecord({"loss": loss, "accuracy": accuracy})
@@ -103,9 +94,9 @@ def measure(args: argparse.Namespace, data: workload.Data, watch: workload.Stopw
         )
         result = strategy.start(
             grid,
-            ArrayRecord(network().state_dict()),
+            ArrayRecord(network(args.model).state_dict()),
             num_rounds=rounds,
-            train_config=ConfigRecord({"data": os.path.abspath(args.data), "seed": args.seed}),
+            train_config=ConfigRecord({"data": os.path.abspath(args.data), "model": args.model, "seed": args.seed}),
             evaluate_fn=evaluate,
         )
         # Flower only logs a client that fails, and the round would count as a fast one.
@@ -117,7 +108,10 @@ def measure(args: argparse.Namespace, data: workload.Data, watch: workload.Stopw
         server_app,
         client_app,
         num_supernodes=workload.CLIENTS,
-        backend_config={"init_args": {"num_cpus": 2}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+        backend_config={
+            "init_args": {"num_cpus": workload.CORES},
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        },
     )
 
 
@@ -128,4 +122,4 @@ if __name__ == "__main__":
     # Imported by name: Ray would send functions of __main__ by value each time, and their caches would be lost.
     import flower_round
 
-    workload.main("Flower", ("flwr", "ray", "torch"), flower_round.measure, __doc__)
+    workload.main(("flwr", "ray", "torch"), flower_round.measure, __doc__)

@@ -9,9 +9,8 @@ torch.distributed. Two parts are custom, because pfl leaves them to the user. It
 cohort or take them in a fixed order, so the sampler here draws a random cohort without repetition. It takes batches in
 the order of the dataset, so a user's dataset is rebuilt in each round from 640 shuffled samples of its 3,000.
 WeightByDatapoints therefore sees 640 samples for every user; all clients have equal data, so the mean is the same.
-CentralEvaluationCallback evaluates the test set in one batch, except after the first round, where it has done so before
-training. Threads are chosen as for plain PyTorch: trials before the warm-up alternate between 1 and 2 threads, and the
-lower median wins.
+CentralEvaluationCallback evaluates the test set, except after the first round, where it has done so before training.
+Threads are chosen as for plain PyTorch.
 """
 
 import argparse
@@ -35,13 +34,9 @@ from pfl.model.pytorch import PyTorchModel
 
 
 class Network(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, model: str) -> None:
         super().__init__()
-        self.layers = torch.nn.Sequential(
-            torch.nn.Linear(workload.INPUTS, workload.HIDDEN),
-            torch.nn.ReLU(),
-            torch.nn.Linear(workload.HIDDEN, workload.CLASSES),
-        )
+        self.layers = workload.torch_network(model)
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(self.layers(x), y)
@@ -72,28 +67,29 @@ def cohorts(size: int, rng: np.random.Generator) -> Iterator[int]:
         yield from rng.permutation(workload.CLIENTS)[:size].tolist()
 
 
-def play(data: workload.Data, scheduled: int, seed: int, rounds: int, tick: workload.Tick) -> None:
-    torch.manual_seed(seed)
+def play(data: workload.Data, args: argparse.Namespace, rounds: int, tick: workload.Tick) -> None:
+    torch.manual_seed(args.seed)
     client_x, client_y, test_x, test_y = (torch.from_numpy(array) for array in data)
 
     def make_dataset(client: int) -> PyTorchTensorDataset:
         rows = torch.randperm(workload.SAMPLES)[: workload.STEPS * workload.BATCH]
         return PyTorchTensorDataset((client_x[client][rows], client_y[client][rows]))
 
-    train = FederatedDataset(make_dataset, functools.partial(next, cohorts(scheduled, np.random.default_rng(seed))))
-    network = Network()
+    users = cohorts(args.scheduled, np.random.default_rng(args.seed))
+    train = FederatedDataset(make_dataset, functools.partial(next, users))
+    network = Network(args.model)
     model = PyTorchModel(
         network,
         local_optimizer_create=functools.partial(torch.optim.SGD, momentum=workload.MOMENTUM),
         central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0),
     )
-    evaluation = NNEvalHyperParams(local_batch_size=None)
+    evaluation = NNEvalHyperParams(local_batch_size=workload.TEST_BLOCK[args.model])
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=rounds,
             # This evaluates the users' own data, which no other peer does, so only the first round's remains.
             evaluation_frequency=rounds,
-            train_cohort_size=scheduled,
+            train_cohort_size=args.scheduled,
             val_cohort_size=0,
         ),
         backend=SimulatedBackend(train, train, postprocessors=[WeightByDatapoints()]),
@@ -111,11 +107,10 @@ def play(data: workload.Data, scheduled: int, seed: int, rounds: int, tick: work
 
 
 def measure(args: argparse.Namespace, data: workload.Data, watch: workload.Stopwatch) -> None:
-    workload.choose_threads(
-        torch.set_num_threads, lambda rounds, tick: play(data, args.scheduled, args.seed, rounds, tick)
-    )
-    play(data, args.scheduled, args.seed, args.warmup + args.rounds, watch.tick)
+    run = functools.partial(play, data, args)
+    workload.choose_threads(args, torch.set_num_threads, run)
+    run(args.warmup + args.rounds, watch.tick)
 
 
 if __name__ == "__main__":
-    workload.main("pfl-research", ("pfl", "torch"), measure, __doc__)
+    workload.main(("pfl", "torch"), measure, __doc__)
