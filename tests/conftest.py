@@ -15,7 +15,7 @@ from fcjax import programs
 from fcjax.sweeps import executor
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=100)
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=5000)
 hypothesis.settings.load_profile("fixed")
 

@@ -45,7 +45,7 @@ def assign(dataset: xr.Dataset, jobs: Sequence[Job], samples: Mapping[Job, np.nd
         counts = samples[job]
         row[: counts.shape[0], : counts.shape[1]] = counts
     texts = [_text(job.experiment, job.policy.asks_norms) for job in jobs]
-    added = {"setup": ("run", np.array(texts, object)), "samples": (("run", "device", "label"), filled)}
+    added = {"setup": ("run", np.array(texts)), "samples": (("run", "device", "label"), filled)}
     return described(dataset.assign(added))
 
 

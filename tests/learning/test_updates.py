@@ -450,7 +450,7 @@ def test_the_proximal_term_pulls_towards_the_global_model(dtype):
     np.testing.assert_allclose(jax.flatten_util.ravel_pytree(got.params)[0], w, rtol=rtol, atol=1e-7)
 
 
-@pytest.mark.parametrize("width", [None, 1])
+@pytest.mark.parametrize("width", [None, pytest.param(1, marks=pytest.mark.slow)])
 def test_error_feedback_sends_what_was_left_out(width):
     """Over several rounds, with a lost upload: what arrived and what is left add up to all updates."""
     data, training, model, params, start = setting(np.float32)

@@ -39,6 +39,7 @@ def test_p_values_are_uniform_under_the_null():
     assert any_off < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 300)
 
 
+@pytest.mark.slow
 def test_floor_is_the_mean_difference_by_chance():
     tables = null_tables()
     found = [whole.found for _, whole in tables]

@@ -54,7 +54,7 @@ def decide(policy, context):
     return select_by(policy.select, policy.init(context.cell), context)
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 4))])
 def test_fast_converge_matches_the_published_algorithm(part, x64):
     rng = np.random.default_rng([2, part])
     sizes = []

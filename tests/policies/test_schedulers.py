@@ -236,6 +236,7 @@ def test_plus_keeps_delta_of_a_lone_device(x64):
 MAKERS = policies.online_converge, policies.fast_converge_plus, policies.joint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS[:2])
 def test_estimates_of_a_diverged_model_and_a_short_budget(make, x64):
     context = draw(np.random.default_rng(11), 5, 0)

@@ -271,7 +271,9 @@ def test_damaged_variable_is_left_out(folder, capsys):
     assert "is damaged: setup" in embedded((folder / "report.html").read_text())["notes"][0]
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "other"])
+@pytest.mark.parametrize(
+    "damage", ["missing", *(pytest.param(how, marks=pytest.mark.slow) for how in ("cut", "other"))]
+)
 def test_finished_runs_stand_in_for_a_damaged_file(damage, tmp_path, capsys):
     run_sweep(["rd"], "iid", keep=tmp_path / "runs", budget_s=3.0)
     path = tmp_path / "histories.nc"

@@ -405,6 +405,7 @@ def test_users_outages_and_compressors_are_checked():
         fcjax.simulate(jax.random.key(0), policies.everybody(), tiny.experiment(server_optimizer=optax.adam))
 
 
+@pytest.mark.slow
 def test_top_k_in_double_precision(x64):
     run, _ = history_of(policies.everybody(), tiny.experiment(compressor=compressors.top_k(0.5)), max_rounds=2)
     assert run.num_rounds == 2

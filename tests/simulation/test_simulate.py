@@ -83,7 +83,11 @@ def simulate_in_python(key, policy, experiment):
 
 @pytest.mark.parametrize(
     ("policy", "changes"),
-    [(policies.fast_converge(0.5), {}), (policies.random(2), {"observation_error": 0.2}), (tiny.round_robin(2), {})],
+    [
+        (policies.fast_converge(0.5), {}),
+        pytest.param(policies.random(2), {"observation_error": 0.2}, marks=pytest.mark.slow),
+        pytest.param(tiny.round_robin(2), {}, marks=pytest.mark.slow),
+    ],
     ids=["fc", "rd with errors", "stateful user policy"],
 )
 def test_run_matches_a_loop_over_rounds(policy, changes):

@@ -47,6 +47,7 @@ def assert_equal(one, other):
     assert one.attrs["revision"] == other.attrs["revision"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 def test_resumed_sweep_runs_only_missing_jobs(tmp_path, monkeypatch):
     whole = run_all(jobs())

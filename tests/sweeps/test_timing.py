@@ -44,7 +44,11 @@ def finish_times(results, run, k, cell, training):
 
 
 @pytest.mark.parametrize(
-    ("access", "policies"), [("fdma", ["fc", "cs-h", "frugal(deadline_s=1.5)", "local-steps"]), ("tdma", ["fc", "rd"])]
+    ("access", "policies"),
+    [
+        pytest.param("fdma", ["fc", "cs-h", "frugal(deadline_s=1.5)", "local-steps"], marks=pytest.mark.slow),
+        ("tdma", ["fc", "rd"]),
+    ],
 )
 def test_round_parts_against_loops(access, policies):
     how = {"dataset": tiny.dataset(), "preset": tiny.experiment, "seeds": 2, "budget_s": 6.0}
@@ -86,6 +90,7 @@ def test_devices_that_wait_for_the_slowest_to_report():
     assert (parts.sending_s.values[0, happened] > 0).all()
 
 
+@pytest.mark.slow
 def test_setup_survives_files_and_concatenation(tmp_path):
     how = {"dataset": tiny.dataset(), "preset": tiny.experiment, "seeds": 1, "budget_s": 2.0, "distribution": "l2"}
     results = fcjax.sweep("rd", **how, keep=tmp_path / "runs", out=tmp_path / "histories.nc")

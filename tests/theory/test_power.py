@@ -73,6 +73,7 @@ def compare_with_scipy(seeds, dtype, rtol):
         np.testing.assert_allclose(end_s, expected_s, rtol=100 * rtol)
 
 
+@pytest.mark.slow
 @quick
 def test_round_time_matches_scipy(x64):
     compare_with_scipy(range(4), float, 1e-6)

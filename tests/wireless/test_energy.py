@@ -110,7 +110,7 @@ def test_a_device_that_cannot_send_spends_everything():
     assert energy_j[2] == np.inf
 
 
-@pytest.mark.parametrize("access", ["fdma", "ofdma", "tdma"])
+@pytest.mark.parametrize("access", ["fdma", pytest.param("ofdma", marks=pytest.mark.slow), "tdma"])
 def test_an_unavailable_device_never_finishes(access):
     observation, cell = setting(access=access)
     away = dataclasses.replace(observation, available=np.array([True, False, True]))
