@@ -120,7 +120,7 @@ def test_ctrl_c_before_any_run_finishes(script, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:  # keeps the fixture's patches, such as the folder
-        patch.setattr(sys.modules["fcjax.sweeps.run"], "run_all", interrupted)
+        patch.setattr("fcjax.sweeps.run.run_all", interrupted)
         assert script.sweep([]) == 130
     assert "interrupted; no run had finished" in capsys.readouterr().err
 

@@ -2,7 +2,6 @@ import _thread
 import dataclasses
 import functools
 import itertools
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -239,7 +238,7 @@ def test_diverged_runs_are_marked_and_affect_no_others(side_by_side):
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 def test_results_file_matches_results_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["fcjax.sweeps.run"], "_AT_HAND", 2)  # runs per chunk of the file
+    monkeypatch.setattr("fcjax.sweeps.run._AT_HAND", 2)  # runs per chunk of the file
     settings = {**SETTINGS, "preset": ROUGH, "seeds": 5, "distribution": ["l1", "dir0.5"], "num_devices": [4, 6]}
     held = fcjax.sweep(("rd", "pf"), **settings)
     read = fcjax.sweep(("rd", "pf"), **settings, keep=tmp_path / "runs", out=tmp_path / "histories.nc")
