@@ -125,6 +125,7 @@ def test_ctrl_c_before_any_run_finishes(script, monkeypatch, capsys):
     assert "interrupted; no run had finished" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_repeated_command_reuses_finished_runs(script, tmp_path, capsys):
     arguments = ["--policy", "pf", "--seeds", "2", "--budget", "5"]
     assert script.sweep(arguments) == 0

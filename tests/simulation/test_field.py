@@ -28,6 +28,7 @@ def history_of(policy, experiment, seed=0, **settings):
     return run, jax.tree.map(lambda x: np.asarray(x)[: int(run.num_rounds)], run.history)
 
 
+@pytest.mark.slow
 def test_an_empty_battery_ends_participation():
     _, free = history_of(policies.everybody(), tiny.experiment())
     battery_j = np.full(6, np.inf, np.float32)
@@ -136,6 +137,7 @@ def test_a_trace_of_another_number_of_devices_is_rejected():
         fcjax.simulate(jax.random.key(0), policies.everybody(), tiny.experiment(world=other))
 
 
+@pytest.mark.slow
 def test_measured_times_drive_a_run(tmp_path):
     lines = ["round,device,compute_s,upload_s"]
     lines += [f"{k},{i},{0.2 + 0.05 * i + 0.01 * k},{0.02 + 0.01 * i}" for k in range(4) for i in range(6)]

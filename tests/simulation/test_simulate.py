@@ -272,6 +272,7 @@ def test_no_round_ends_in_time():
     assert run.best_accuracy == run.start.accuracy
 
 
+@pytest.mark.slow
 def test_impossible_decision_ends_the_run():
     def select(key, factor, context):
         good = fcjax.allocate(context.observation.gain > 0, context.observation, context.cell)
@@ -371,6 +372,7 @@ def test_errors_name_bad_arguments(key, policy, settings, message):
         fcjax.simulate(key, policy, tiny.experiment(), **settings)
 
 
+@pytest.mark.slow
 def test_centralized_training_has_all_data_and_no_uploads():
     experiment = fcjax.presets.centralized(tiny.experiment(), speed=4)
     run = fcjax.simulate(jax.random.key(0), policies.everybody(), experiment)

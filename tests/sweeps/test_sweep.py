@@ -72,6 +72,7 @@ def test_from_run_matches_sweep(twenty):
         fcjax.results.from_run(runs, experiment, seed=[1, 2, 3])
 
 
+@pytest.mark.slow
 def test_sweep_of_one_run_has_the_same_bits(twenty):
     one = fcjax.sweep("pf", seeds=[2], **SETTINGS).isel(run=0)
     other = select(twenty, policy="pf", seed=2)

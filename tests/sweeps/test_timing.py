@@ -79,6 +79,7 @@ def test_round_parts_against_loops(access, policies):
         assert not all(together["cs-h"]), "with equal shares they do not"
 
 
+@pytest.mark.slow
 def test_devices_that_wait_for_the_slowest_to_report():
     how = {"dataset": tiny.dataset(), "preset": tiny.experiment, "seeds": 1, "budget_s": 4.0, "distribution": "iid"}
     results = fcjax.sweep("bn2", **how)

@@ -213,6 +213,7 @@ def test_tight_constant_is_attained(x64):
         np.testing.assert_allclose(penalty, 5 / 2 * bounds.scheduling_penalty(n, **known), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_gradients_of_the_tight_constant(x64, quick_compilation):
     parameters = cast(without(draw(np.random.default_rng(1), 4), "phi"), np.float64)
 

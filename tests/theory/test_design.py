@@ -52,6 +52,7 @@ def quantities(cell, training, estimates, phi):
     return np.array([decision.round_s, energy_j, bound], float)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "access", ["fdma", pytest.param("ofdma", marks=pytest.mark.slow), pytest.param("tdma", marks=pytest.mark.slow)]
 )
