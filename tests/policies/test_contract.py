@@ -27,7 +27,7 @@ def best_half():
 BY_INDEX = ("round-robin",)  # policies that depend on how devices are numbered
 
 
-QUICK = ("fc", "exact", "rd")  # the others are slow tests
+QUICK = ("fc", "rd")  # the others are slow tests
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ def test_kept_runs_are_plain_npz_files(tmp_path):
         assert kept["accuracy"].shape == kept["elapsed_s"].shape
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(
     "damage",

@@ -54,6 +54,7 @@ def test_single_run_matches_a_sweep_of_twenty(name, seed, twenty):
     assert select(twenty, policy=name, seed=seed).start_accuracy == alone.start.accuracy
 
 
+@pytest.mark.slow
 def test_from_run_matches_sweep(twenty):
     keys, experiment = jax.vmap(jax.random.key)(jnp.arange(2)), EXPERIMENT(budget_s=4.0)
     runs = jax.vmap(lambda key: fcjax.simulate(key, policies.by_name("pf"), experiment))(keys)

@@ -55,7 +55,8 @@ def test_bounds_match_the_papers_sums(dtype):
         np.testing.assert_allclose(h, expected["h"] if drawn["local_steps"] > 1 else 0, rtol=rtol)
 
 
-@pytest.mark.parametrize("constant", ["published", pytest.param("valid", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("constant", ["published", "valid"])
 def test_gradients_match_finite_differences(constant, x64):
     parameters = cast(draw(np.random.default_rng(1), 6), np.float64)
 
