@@ -286,6 +286,11 @@ def _one_program_per(*names: str) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
+def _factory(function: Callable) -> str:
+    """Returns the name of the function that defines another one, or the other one's own name."""
+    return getattr(function, "__qualname__", repr(function)).split(".")[0]
+
+
 @_one_program_per("select", "asks_norms")
 class Policy(NamedTuple):
     """A scheduling policy: two pure functions of arrays, and a state that is passed from round to round.
@@ -309,7 +314,7 @@ class Policy(NamedTuple):
     @property
     def name(self) -> str:
         """The name of its function."""
-        return getattr(self.select, "__qualname__", repr(self.select)).replace("_select_", "").split(".")[0]
+        return _factory(self.select).removeprefix("_select_")
 
     def __repr__(self) -> str:
         return f"Policy({self.name})"
@@ -350,6 +355,9 @@ class World(NamedTuple):
     observe: Callable[[Array, Any, Cell, Training], tuple[Any, Observation]]
     limits: Callable[[Cell, Training], Limits] | None = None
 
+    def __repr__(self) -> str:
+        return f"World({_factory(self.init)})"
+
 
 @_one_program_per("lose")
 class Outages(NamedTuple):
@@ -363,6 +371,9 @@ class Outages(NamedTuple):
 
     init: Callable[[Cell], Any]
     lose: Callable[[Array, Any, Decision, Observation, Cell], tuple[Any, Array]]
+
+    def __repr__(self) -> str:
+        return f"Outages({_factory(self.init)})"
 
 
 @_one_program_per("apply", "error_feedback")
@@ -381,3 +392,6 @@ class Compressor(NamedTuple):
     apply: Callable[[Array, Any, Array], Array]
     parameters: Any = ()
     error_feedback: bool = False
+
+    def __repr__(self) -> str:
+        return f"Compressor({_factory(self.bits)})"

@@ -81,6 +81,9 @@ def test_reprs_are_short():
     made = presets.shi2020(CLOUDS)
     for shown, words in (
         (made, "model: Model(1226 parameters)"),
+        (made, "world: World(redrawn)"),
+        (made, "outages: Outages(none)"),
+        (made, "compressor: Compressor(none)"),
         (made.cell, "power_w: float32 (20,), all 0.01"),
         (made.data, "LocalData(4000 samples (8,), on 20 devices)"),
         (CLOUDS, "Dataset(synthetic classification: 4000 training and 100 test samples of 8, 10 labels, from a seed)"),
