@@ -4,12 +4,14 @@ results again, `data` fetches data sets.
 
 import argparse
 import contextlib
+import importlib
 import importlib.metadata
 import inspect
 import json
 import shlex
 import sys
 import textwrap
+import threading
 import time
 import traceback
 import warnings
@@ -229,6 +231,8 @@ def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
                     preset = partial(preset, observation_error=args.observation_error)
                 jobs = plan(args.policy, **axes, dataset=args.dataset, preset=preset, progress=True)
                 claim()
+                # Imports what `finish` needs while the workers compile.
+                threading.Thread(target=importlib.import_module, args=("fcjax.report.output",), daemon=True).start()
                 prepared_s = time.monotonic() - start
                 results = run_all(
                     jobs,
@@ -366,7 +370,7 @@ def claimed(args: argparse.Namespace) -> Iterator[Callable[[], None]]:
             if changes:
                 raise ValueError(
                     f"{args.out} holds another sweep ({'; '.join(changes)}): choose another folder with --out, or "
-                    "delete this one"
+                    "remove this one if you no longer need it"
                 )
 
         def write() -> None:

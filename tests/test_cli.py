@@ -82,7 +82,7 @@ def test_sweep_from_the_command_line(script, tmp_path, capsys):
         (["--seeds", "0"], "--seeds must be 1 or more"),
         (["--seed", "-1"], "--seed 0 to 2^31"),
         (["--observation-error", "-1"], "observation_error must be zero or more"),
-        (["--policy", "missing:policy"], "'missing' raised ModuleNotFoundError"),
+        (["--policy", "missing:policy"], "there is no file missing.py and no module missing"),
         (["--policy", "file:silent"], "policy 'file:silent' schedules nobody, in 256 of 256 random rounds"),
         (["--policy", "file:broken"], "gives shares that are not numbers"),
         (["--out", "file.py/folder"], "results cannot be written to file.py/folder: Not a directory"),

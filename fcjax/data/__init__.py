@@ -6,6 +6,7 @@ in the publisher's order. The original files are supplied by hand, or fetched fr
 They are cached, and so is a decoded copy, so that the next load is fast. `prepare` also writes TFDS records.
 """
 
+import difflib
 import functools
 import os
 import re
@@ -101,8 +102,10 @@ def prepare(name: str, cache_dir: str | os.PathLike | None = None) -> Path:
 def _obtain(name: str, own: Path | None, cache: Path) -> tuple[known.Splits, dict]:
     """Reads a data set from TFDS's folder or from the original files, which it caches."""
     if own is None and name not in known.NAMES:
+        close = difflib.get_close_matches(name, known.NAMES, n=1)
+        question = f", did you mean {close[0]}?" if close else ":"
         raise ValueError(
-            f"unknown data set {name!r}: fcjax can fetch {', '.join(known.NAMES)}; any other must have been "
+            f"unknown data set {name!r}{question} fcjax can fetch {', '.join(known.NAMES)}; any other must have been "
             f"prepared by TFDS, in the array_record format, below {prepared.tfds_folder()}"
         )
     if own is not None:

@@ -341,9 +341,13 @@ def _check_values(decision: Decision, contexts: RoundContext, name: str) -> None
             first = int(np.argmax(where))
             raise ValueError(
                 f"{name} {fault}, in {where.sum()} of {len(where)} random rounds; in the first such round "
-                f"{scheduled[first].sum()} devices are scheduled, the shares sum to {total[first]:.6g}, and the round "
+                f"{_count(scheduled[first].sum())} scheduled, the shares sum to {total[first]:.6g}, and the round "
                 f"takes {true_s[first]:.6g} s (the policy says {round_s[first]:.6g} s)"
             )
+
+
+def _count(number: int) -> str:
+    return "1 device is" if number == 1 else f"{number} devices are"
 
 
 def _differ(before: Any, after: Any) -> bool:

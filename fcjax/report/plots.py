@@ -126,7 +126,7 @@ def against(results: xr.Dataset, axis: str) -> Figure:
     if not np.issubdtype(values.dtype, np.number):
         raise ValueError(f"axis must have numbers as values, but {axis} has {values.tolist()[0]!r}")
     panels = list(_panels(results, without=axis))
-    positions = np.unique(values)
+    positions = np.unique(values[~np.isnan(values)])
     logarithmic = positions.min() > 0 and positions.max() > 5 * positions.min()
     with _styled():
         size = (1.2 + 3.4 * len(panels), 3.5)
@@ -138,6 +138,8 @@ def against(results: xr.Dataset, axis: str) -> Figure:
             for style, line in _lines(results, runs, without=axis):
                 best = line.accuracy.max("round").where(line.rounds > 0, line.start_accuracy).values
                 there = [x for x in positions if (line[axis].values == x).any()]
+                if not there:  # runs of a sweep without this axis
+                    continue
                 means, halves = zip(*(interval(best[line[axis].values == x]) for x in there), strict=True)
                 axes.errorbar(there, means, halves, marker="o", markersize=3, capsize=2, **style)
         grid[0, 0].set_ylabel("best test accuracy")
@@ -175,22 +177,32 @@ def _panels(results: xr.Dataset, without: str | None = None) -> Iterator[tuple[s
     names = [
         name for name in (*_PANELS, *further_axes(results)) if name not in (without, _axis_of_lines(results, without))
     ]
-    settings = list(zip(*(results[name].values.tolist() for name in names), strict=True))
+    settings = list(zip(*(_values(results, name) for name in names), strict=True))
     varies = [len({setting[i] for setting in settings}) > 1 for i in range(len(names))]
     for setting in dict.fromkeys(settings):
         title = [str(results.dataset.values[0])]
         for name, value, several in zip(names, setting, varies, strict=True):
             if several or name in _ALWAYS:
-                shown = f"{value:g}" if isinstance(value, float) else value
-                title.append(_PANELS[name].format(value) if name in _PANELS else f"{name} = {shown}")
+                title.append(_PANELS[name].format(value) if name in _PANELS else f"{name} {_shown(value)}")
         yield textwrap.fill(", ".join(filter(None, title)), 42), results.isel(run=[s == setting for s in settings])
+
+
+def _values(results: xr.Dataset, name: str) -> list:
+    """Returns the values of a setting; of sweeps that do not have it, all the same NaN."""
+    return [np.nan if value != value else value for value in results[name].values.tolist()]
+
+
+def _shown(value: Any) -> str:
+    if value is np.nan:
+        return "not given"
+    return f"= {value:g}" if isinstance(value, float) else f"= {value}"
 
 
 def _axis_of_lines(results: xr.Dataset, without: str | None) -> str | None:
     """Returns the axis whose values are the lines of a panel, or None if policies are."""
     if len(set(zip(results.policy.values.tolist(), map(str, results.phi.values), strict=True))) > 1:
         return None
-    numbers = {name: len(set(results[name].values.tolist())) for name in further_axes(results) if name != without}
+    numbers = {name: len(set(_values(results, name))) for name in further_axes(results) if name != without}
     return next((name for name, number in numbers.items() if 1 < number <= len(COLOURS)), None)
 
 
@@ -199,12 +211,11 @@ def _lines(
 ) -> Iterator[tuple[dict[str, Any], xr.Dataset]]:
     """Yields the runs of each line in a panel, with a style that is the same in all panels."""
     if axis := _axis_of_lines(results, without):
-        for number, value in enumerate(dict.fromkeys(results[axis].values.tolist())):
-            here = (runs[axis] == value).values
-            shown = f"{value:g}" if isinstance(value, float) else value
-            label = shown if isinstance(value, str) else f"{axis} = {shown}"
-            style = {"color": COLOURS[number], "zorder": 3 - number / 100, "label": label}
-            if here.any():
+        for number, value in enumerate(dict.fromkeys(_values(results, axis))):
+            here = [value in (one,) for one in _values(runs, axis)]  # a NaN is in, but does not equal, itself
+            title = value if isinstance(value, str) else f"{axis} {_shown(value)}"
+            style = {"color": COLOURS[number], "zorder": 3 - number / 100, "label": title}
+            if any(here):
                 yield style, runs.isel(run=here)
         return
     names = list(dict.fromkeys(results.policy.values.tolist()))

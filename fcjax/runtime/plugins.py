@@ -59,7 +59,12 @@ def _current_folder_on_path() -> Iterator[None]:
 def _load_module(name: str) -> ModuleType:
     path = _path(name)
     if not path.is_file():
-        return importlib.import_module(name)
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and name.startswith(error.name):
+                raise ValueError(f"there is no file {path} and no module {name}") from error
+            raise
     return _load_file(path.resolve(), path.stat().st_mtime_ns)
 
 

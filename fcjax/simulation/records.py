@@ -27,7 +27,7 @@ class Stop(enum.IntEnum):
 
 @pytree
 class Record:
-    """The record of a round. A history stacks K records; those after the last round are NaN.
+    """The record of a round. A history stacks K records; those after the last round are NaN, or False for bool.
 
     Attributes:
       elapsed_s: () s, at the end of the round.

@@ -104,8 +104,8 @@ def _warn_of_faults(run: Run, policy: Policy, *, is_limited: bool) -> None:
         warnings.warn(
             f"the decision of {policy} after {num_rounds[stop == Stop.BAD_DECISION].min()} rounds is impossible "
             "(nobody or an unavailable device scheduled, shares that are missing or sum to more than 1, or powers, "
-            "frequencies, steps or batches beyond their limits), and the run ends there: fcjax.check_policy says what "
-            "is wrong",
+            "frequencies, steps or batches beyond their limits), and the run ends there: fcjax.check_policy, given "
+            "cell, training and world of the experiment, says what is wrong",
             stacklevel=3,
         )
     elif not is_limited and np.any(stop == Stop.MAX_ROUNDS):

@@ -135,7 +135,7 @@ def _further(axes: Mapping[str, Any] | None, preset: Callable) -> dict[str, Any]
             raise ValueError(f"{name} cannot be in axes: pass it as a separate argument")
         check_names([name])
         if name not in known and not (takes_any and isinstance(name, str) and name.isidentifier()):
-            close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+            close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.75)
             instead = f"did you mean {' or '.join(close)}?" if close else f"use {', '.join(known)}"
             raise ValueError(f"unknown axis {name!r}: {instead}")
     return found
@@ -281,4 +281,6 @@ def _several(name: str, value: Any) -> list:
     try:
         return list(value)
     except TypeError as error:
-        raise ValueError(f"{name} must be a value or a sequence of values, got {value!r}") from error
+        called = getattr(value, "__name__", "mine")
+        hint = f"; give what it returns: {{{called!r}: {called}()}}" if callable(value) else ""
+        raise ValueError(f"{name} must be a value or a sequence of values, got {value!r}{hint}") from error

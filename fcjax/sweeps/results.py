@@ -363,7 +363,10 @@ def _free_space_in_errors(path: str | os.PathLike) -> Iterator[None]:
 
 
 def load(path: str | os.PathLike) -> xr.Dataset:
-    """Loads a results file into memory; raises ValueError if it is damaged or not a results file."""
+    """Loads the results in a file, or in the folder of a sweep, into memory.
+
+    Raises ValueError if the file is damaged or not a results file.
+    """
     try:
         with read(path) as dataset:
             return dataset.load()
@@ -373,6 +376,7 @@ def load(path: str | os.PathLike) -> xr.Dataset:
 
 def read(path: str | os.PathLike, *, without: Sequence[str] = ()) -> xr.Dataset:
     """Opens a results file lazily, without some variables; files of older versions may lack others."""
+    path = Path(path) / "histories.nc" if Path(path).is_dir() else path
     try:
         dataset = xr.open_dataset(path, engine="netcdf4", drop_variables=without)
     except FileNotFoundError:

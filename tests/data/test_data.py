@@ -241,7 +241,10 @@ def test_command_line(publisher, tmp_path, capsys):
 
 def test_errors_name_unknown_data_sets(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "somewhere"))
-    with pytest.raises(ValueError, match=r"unknown data set 'minst': fcjax can fetch mnist, fashion_mnist, cifar10"):
+    with pytest.raises(
+        ValueError,
+        match=r"unknown data set 'minst', did you mean mnist\? fcjax can fetch mnist, fashion_mnist, cifar10",
+    ):
         load("minst", tmp_path)
 
 

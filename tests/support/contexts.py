@@ -106,5 +106,5 @@ def uniforms(key, num_devices):
 
 
 def matched(policy, number):
-    """Says that all decisions were those of the formula; `pytest -s` shows it."""
+    """Says that all decisions were those of the formula; `pytest -n 0 -s` shows it."""
     print(f"\n{policy}: {number} contexts, 0 mismatches")

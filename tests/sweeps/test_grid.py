@@ -83,6 +83,8 @@ def nobody():
         ("fc", {"preset": lambda *_, **__: None}, "preset must return a fcjax.Experiment, got NoneType"),
         ("fc", {"axes": {"cell.bandwith_hz": 1e6}}, "unknown axis 'cell.bandwith_hz': did you mean cell.bandwidth_hz"),
         ("fc", {"axes": {"training.num_samples": 1}}, "unknown axis 'training.num_samples'"),
+        ("fc", {"axes": {"cell.rician_k": 1}}, "unknown axis 'cell.rician_k': use distribution"),
+        (policies.random, {}, "give what it returns: {'random': random()}"),
         ("fc", {"axes": {3: 1}}, "unknown axis 3: use distribution"),
         ("fc", {"axes": {"phi": 1}}, "phi cannot be in axes: pass it as a separate argument"),
         ("fc", {"axes": ["cell.power_w"]}, "axes must map names to values, such as"),

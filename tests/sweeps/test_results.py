@@ -193,8 +193,28 @@ def test_concat_of_sweeps_with_different_lengths(tmp_path):
     expected = [*results.summary(short).best_accuracy, *results.summary(long).best_accuracy]
     np.testing.assert_array_equal(rows.best_accuracy, expected)
     assert plots.accuracy(both).axes
-    results.save(both, tmp_path / "both.nc")
-    assert results.load(tmp_path / "both.nc").identical(both)
+    results.save(both, tmp_path / "histories.nc")
+    assert results.load(tmp_path / "histories.nc").identical(both)
+    assert results.load(tmp_path).identical(both)
+    plt.close("all")
+
+
+def test_runs_without_an_axis_share_a_panel():
+    rng = np.random.default_rng(8)
+    without, with_axis = (
+        results.to_dataset(
+            [finished(rng, 4, 2, policy=policy, seed=seed, **axis) for policy in "ab" for seed in (0, 1)]
+        )
+        for axis in ({}, {"cell.scatter": 0.5})
+    )
+    both = results.concat([without, with_axis])
+    titles = [axes.get_title().replace("\n", " ") for axes in plots.accuracy(both).axes]
+    assert [title.rpartition(", ")[2] for title in titles] == ["cell.scatter not given", "cell.scatter = 0.5"]
+    (axes,) = plots.against(both, "cell.scatter").axes
+    assert {float(x) for line in axes.lines for x in line.get_xdata()} == {0.5}
+    (axes,) = plots.accuracy(both.isel(run=(both.policy == "a").values)).axes
+    labels = [line.get_label() for line in axes.lines if line.get_label()[0] != "_"]
+    assert labels == ["cell.scatter not given", "cell.scatter = 0.5", "best so far"]
     plt.close("all")
 
 
