@@ -15,21 +15,19 @@ from fcjax import programs
 from fcjax.sweeps import executor
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=50)
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=20)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=5000)
 hypothesis.settings.load_profile("fixed")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def separate_compilation_cache(tmp_path_factory):
-    """Keeps compiled programs apart from the user's, in a cache that all processes of a test run share."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"
+def separate_compilation_cache(pytestconfig):
+    """Keeps compiled programs apart from the user's, for all processes of this and later test runs."""
+    folder = pytestconfig.cache.mkdir("programs") / programs.processor()
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)  # for the processes that tests start
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
 @pytest.fixture(autouse=True)
@@ -89,10 +87,8 @@ def x64():
 
 
 @pytest.fixture(scope="session")
-def start(tmp_path_factory):
-    """Returns a function that runs Python code in a new process. All such processes share compiled programs."""
-    base = tmp_path_factory.getbasetemp()
-    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"
+def start():
+    """Returns a function that runs Python code in a new process."""
     folder = Path(__file__).parents[1]
     folders = ("", "tests/support", "tests/paper", "tests/sweeps", "experiments/paper")
     paths = os.pathsep.join(str(folder / name) for name in folders)
@@ -100,8 +96,6 @@ def start(tmp_path_factory):
     def start(code, *arguments, cores=1):
         environment = os.environ | {
             "PYTHONPATH": paths,
-            "JAX_COMPILATION_CACHE_DIR": str(shared),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
             "JAX_NUM_CPU_DEVICES": str(cores),
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         }

@@ -158,6 +158,6 @@ def test_any_sequence_of_commands(monkeypatch, tmp_path):
     monkeypatch.setattr(data, "load", lambda name: CLOUDS)
     monkeypatch.chdir(tmp_path)
     searching = hypothesis.settings().max_examples > 1000
-    settings = hypothesis.settings(max_examples=50 if searching else 5, stateful_step_count=15 if searching else 10)
+    settings = hypothesis.settings(max_examples=50 if searching else 2, stateful_step_count=15 if searching else 10)
     stateful.run_state_machine_as_test(Commands, settings=settings)
     print(f"{Commands.count} commands")

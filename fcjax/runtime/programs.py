@@ -28,7 +28,7 @@ def keep_on_disk(cache_dir: str | os.PathLike | None = None) -> None:
     if kept_in():
         return
     with contextlib.suppress(OSError):  # works without a cache, only slower
-        folder = files.cache_folder(cache_dir) / "programs" / _processor()
+        folder = files.cache_folder(cache_dir) / "programs" / processor()
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -71,7 +71,7 @@ def _acquired(lock: filelock.BaseFileLock, timeout_s: float) -> bool:
     return True
 
 
-def _processor() -> str:
+def processor() -> str:
     """Returns a name for this kind of processor, derived from its features."""
     features = {platform.machine(), platform.processor()}
     with contextlib.suppress(OSError):
