@@ -39,13 +39,13 @@ class Registry(Generic[T]):
         self._kind, self._word = kind, word or kind.__name__.lower()
         self._factories, self._short = dict(factories), dict(short or {})
 
-    def names(self) -> list[str]:
-        """Returns the names and short forms of everything built in, with the parameters that are required."""
+    def names(self, *, short: bool = True) -> list[str]:
+        """Returns the names, and the short forms, of everything built in, with the parameters that are required."""
         names = []
         for name, factory in self._factories.items():
             required = [p.name for p in _parameters(factory).values() if _is_required(p)]
             names.append(f"{name}({', '.join(f'{parameter}=...' for parameter in required)})" if required else name)
-        return [*names, *self._short]
+        return [*names, *self._short] if short else names
 
     def factory(self, name: str, *optional: str) -> Callable[..., T]:
         """Returns the factory of a name, with the parameters in the name set.

@@ -111,10 +111,3 @@ def test_all_access_schemes(access):
 def test_latency_must_be_positive():
     with pytest.raises(ValueError, match="max_latency_s must be positive and finite, got 0"):
         policies.cs_ucb(max_latency_s=0.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("access", ["ofdma", "tdma"])
-def test_contract_with_devices_that_drop_out(access):
-    cell = contexts.draw(np.random.default_rng(5), 8, access=access, battery_j=1.0).cell
-    fcjax.check_policy(policies.cs_ucb(), cell, name="cs-ucb")

@@ -1,5 +1,6 @@
 """`check_policy` accepts built-in policies and users' policies, and finds faults."""
 
+import contexts
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,21 +25,27 @@ def best_half():
     return fcjax.Policy(lambda cell: (), select)
 
 
+VALUES = {"(n=...)": "(n=4)", "(threshold_s=...)": "(threshold_s=0.7)", "(deadline_s=...)": "(deadline_s=0.7)"}
 BY_INDEX = ("round-robin",)  # policies that depend on how devices are numbered
-
-
-QUICK = ("fc", "rd")  # the others are slow tests
+FDMA_ONLY = ("frugal", "ocean")
+QUICK = (("fc", "fdma"), ("rd", "tdma"))  # the others are slow tests
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in policies.REGISTRY.names()],
+    ("name", "access"),
+    [
+        pytest.param(name, access, marks=() if (name, access) in QUICK else pytest.mark.slow)
+        for name in policies.REGISTRY.names(short=False)
+        for access in ("fdma", "ofdma", "tdma")
+        if access == "fdma" or name.partition("(")[0] not in FDMA_ONLY
+    ],
 )
-def test_built_in_policies(name):
-    for pattern, value in (("n=...", "n=4"), ("_s=...", "_s=0.7"), ("-N", "-4")):
+def test_built_in_policies(name, access):
+    """Some devices are not available, because of their batteries."""
+    for pattern, value in VALUES.items():
         name = name.replace(pattern, value)
-    assert "..." not in name, "add a value for this parameter"
-    fcjax.check_policy(policies.by_name(name), CELL, name=name, ignores_labels=name not in BY_INDEX)
+    cell = contexts.draw(np.random.default_rng(13), 7, access=access, battery_j=1.0).cell
+    fcjax.check_policy(policies.by_name(name), cell, name=name, ignores_labels=name not in BY_INDEX)
 
 
 @pytest.mark.slow

@@ -111,10 +111,3 @@ def test_errors():
         policies.adaptive_steps().init(cell)
     with pytest.raises(ValueError, match="phi must be positive and finite, got 0"):
         policies.adaptive_steps(0.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("access", ["ofdma", "tdma"])
-def test_contract_with_devices_that_drop_out(access):
-    cell = contexts.draw(np.random.default_rng(6), 8, access=access, battery_j=1.0).cell
-    fcjax.check_policy(policies.adaptive_steps(10.0), cell, fcjax.Training(local_steps=20), name="local-steps")

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from contexts import best, present
 
-import fcjax
 from fcjax import policies
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -200,11 +199,3 @@ def test_errors(make, message):
     _, context = next(rounds(9))
     with pytest.raises(ValueError, match=re.escape(message)):
         make(context.cell)
-
-
-@pytest.mark.parametrize("name", ["power-of-choice", "oort"])
-@pytest.mark.parametrize("access", ["ofdma", "tdma"])
-@pytest.mark.slow
-def test_other_access_schemes_keep_the_contract(name, access):
-    cell = fcjax.Cell(20e6, 10**-20.4, np.full(6, 0.01, np.float32), 1.6e6, access=access)
-    fcjax.check_policy(policies.by_name(name), cell, name=name)

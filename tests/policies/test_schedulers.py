@@ -11,7 +11,6 @@ import numpy as np
 import oracles
 import pytest
 
-import fcjax
 from fcjax import policies
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -250,14 +249,6 @@ def test_estimates_of_a_diverged_model_and_a_short_budget(make, x64):
 @pytest.mark.parametrize("make", MAKERS)
 def test_one_device(make):
     assert contexts.chosen(contexts.decide(make(), contexts.draw(np.random.default_rng(12), 1))) == {0}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("access", ["fdma", "ofdma", "tdma"])
-def test_contract_with_devices_that_drop_out(make, access):
-    cell = contexts.draw(np.random.default_rng(13), 6, access=access, battery_j=1.0).cell
-    fcjax.check_policy(make(), cell, name=make.__name__)
 
 
 def test_errors():

@@ -169,11 +169,3 @@ def test_all_access_schemes(access):
             assert decision.scheduled.sum() == min(3, len(contexts.present(context)))
             round_s = fcjax.round_time(decision.scheduled, decision.share, context.observation, context.cell)
             np.testing.assert_allclose(decision.round_s, round_s, rtol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("access", ["ofdma", "tdma"])
-@pytest.mark.parametrize("name", ["round-robin", "age", "timely"])
-def test_contract_with_devices_that_drop_out(name, access):
-    cell = contexts.draw(np.random.default_rng(11), 8, access=access, battery_j=1.0).cell
-    fcjax.check_policy(policies.by_name(name), cell, name=name, ignores_labels=name != "round-robin")

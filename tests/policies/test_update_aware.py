@@ -13,7 +13,6 @@ import pytest
 from contexts import best, present
 from scipy import optimize
 
-import fcjax
 from fcjax import policies
 from fcjax.policies.parameters import draw
 
@@ -256,11 +255,3 @@ def test_needs_reports():
     policy = policies.best_norm()
     with pytest.raises(ValueError, match=r"needs context.reports"):
         policy.select(jax.random.key(0), policy.init(context.cell), dataclasses.replace(context, reports=None))
-
-
-@pytest.mark.parametrize("name", ["bn2", "bc-bn2", "bn2-c", "importance"])
-@pytest.mark.parametrize("access", ["ofdma", "tdma"])
-@pytest.mark.slow
-def test_other_access_schemes_keep_the_contract(name, access):
-    cell = fcjax.Cell(20e6, 10**-20.4, np.full(6, 0.01, np.float32), 1.6e6, access=access)
-    fcjax.check_policy(policies.by_name(name), cell, name=name)

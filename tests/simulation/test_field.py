@@ -97,15 +97,15 @@ def test_a_policy_that_schedules_unavailable_devices_is_stopped():
 
 
 @pytest.mark.slow
-def test_a_trace_of_a_run_reproduces_it(tmp_path, seed=2):
+def test_a_trace_of_a_run_reproduces_it(tmp_path):
     experiment = tiny.experiment(world=worlds.intermittent(0.7, world=worlds.mobile(speed_m_s=20.0)))
     policy = policies.fast_converge(0.5)
-    run, h = history_of(policy, experiment, seed=seed)
+    run, h = history_of(policy, experiment, seed=2)
     replay = worlds.trace(h.gain, h.compute_s, h.available, at_end="stop")
     path = tmp_path / "trace.nc"
     fcjax.results.from_run(run, experiment).isel(run=[0])[["gain", "compute_s", "available"]].to_netcdf(path)
     for world in (replay, worlds.from_file(path, at_end="stop")):
-        _, again = history_of(policy, dataclasses.replace(experiment, world=world), seed=seed)
+        _, again = history_of(policy, dataclasses.replace(experiment, world=world), seed=2)
         jax.tree.map(np.testing.assert_array_equal, again, h)
 
 

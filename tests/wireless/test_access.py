@@ -172,16 +172,6 @@ def test_ofdma_approaches_fdma_and_tdma_is_slower_with_one_speed(x64):
 
 
 @pytest.mark.parametrize("radio", SCHEMES, ids=IDS)
-@pytest.mark.parametrize("name", ["fc", "exact", "rd", "cs-l", "as-h", "everybody", "fixed-4"])
-@pytest.mark.slow
-def test_policies_keep_the_contract(name, radio):
-    data = fcjax.data.synthetic.classification(6000, 10, num_features=8, num_labels=10)
-    num_devices = 10 if radio.get("num_blocks") == 12 else 20
-    cell = fcjax.presets.shi2020(data, distribution="iid", num_devices=num_devices, **radio).cell
-    fcjax.check_policy(policies.by_name(name), cell, name=name, num_rounds=64)
-
-
-@pytest.mark.parametrize("radio", SCHEMES, ids=IDS)
 def test_exact_is_never_worse_than_greedy(radio, x64):
     data = fcjax.data.synthetic.classification(6000, 10, num_features=8, num_labels=10)
     cell = fcjax.presets.shi2020(data, distribution="iid", num_devices=8, **radio).cell
