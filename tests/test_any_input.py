@@ -550,6 +550,7 @@ def test_damaged_result_files(changes, end, small_sweep, tmp_path_factory):
     attempt(lambda path: fcjax.results.summary(fcjax.results.load(path)), str(path))
 
 
+@FEWER
 @given(
     mostly(st.just("pf"), st.text(), st.just("fixed-0")),
     st.fixed_dictionaries(
