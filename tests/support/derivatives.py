@@ -5,10 +5,10 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 
-def check_derivatives(function, at, *, rtol, step=1e-4):
+def check_derivatives(function, at, *, rtol, step=1e-4, order=2):
     """Compares Jacobians in both modes with central differences of the function.
 
-    Second derivatives are compared with central differences of the Jacobian. Errors are relative to the largest entry
+    If the order is 2, second derivatives are compared with central differences of the Jacobian. Errors are relative to the largest entry
     for the same output, with a margin for the rounding of differences.
     """
     flat, unravel = ravel_pytree(at)
@@ -32,4 +32,5 @@ def check_derivatives(function, at, *, rtol, step=1e-4):
     first = differences(jax.jit(vector))
     assert_close(reverse(flat), first)
     assert_close(jax.jit(jax.jacfwd(vector))(flat), first)
-    assert_close(jax.jit(jax.jacfwd(jax.jacrev(vector)))(flat), differences(reverse))
+    if order == 2:
+        assert_close(jax.jit(jax.jacfwd(jax.jacrev(vector)))(flat), differences(reverse))

@@ -196,7 +196,7 @@ def test_derivatives_with_respect_to_every_leaf(seed, x64):
         return jnp.log(decision.round_s), jnp.log(decision.share[members]), jnp.log(decision.power_w[members])
 
     _, zeros = worlds.log_leaves(None, observation, cell)
-    check_derivatives(logarithms, {**zeros, "total_w": jnp.zeros(())}, rtol=1e-5)
+    check_derivatives(logarithms, {**zeros, "total_w": jnp.zeros(())}, rtol=1e-5, order=1 if limit else 2)
     slower = jax.jvp(lambda total: logarithms({**zeros, "total_w": total})[0], (0.0,), (1.0,))[1]
     assert slower < 0
 
