@@ -8,8 +8,8 @@ from jax.flatten_util import ravel_pytree
 def check_derivatives(function, at, *, rtol, step=1e-4, order=2):
     """Compares Jacobians in both modes with central differences of the function.
 
-    If the order is 2, second derivatives are compared with central differences of the Jacobian. Errors are relative to the largest entry
-    for the same output, with a margin for the rounding of differences.
+    If the order is 2, second derivatives are compared with central differences of the Jacobian. Errors are relative to
+    the largest entry for the same output, with a margin for the rounding of differences.
     """
     flat, unravel = ravel_pytree(at)
 
