@@ -441,16 +441,9 @@ def test_sweeps_over_worlds_outages_and_compressors(tmp_path):
     def preset(loaded, *, speed, erased, **settings):
         return tiny.experiment(loaded, world=worlds.mobile(speed), outages=outages.erasures(erased), **settings)
 
-    swept = fcjax.sweep(
-        {"pf": policies.proportional_fair(2), "slow": decided(local_steps=1)},
-        dataset=tiny.dataset(),
-        num_devices=6,
-        budget_s=4.0,
-        seeds=2,
-        axes=axes,
-        preset=preset,
-        keep=tmp_path,
-    )
+    both = {"pf": policies.proportional_fair(2), "slow": decided(local_steps=1)}
+    settings = {"dataset": tiny.dataset(), "num_devices": 6, "budget_s": 4.0, "seeds": 2, "keep": tmp_path}
+    swept = fcjax.sweep(both, axes=axes, preset=preset, **settings)
     assert swept.num_programs == 2, "policies that decide other things have their own program"
     assert np.isnan(swept.decided_local_steps.where(swept.policy == "pf", drop=True)).all()
     rows = fcjax.results.summary(swept)
@@ -463,15 +456,6 @@ def test_sweeps_over_worlds_outages_and_compressors(tmp_path):
     got = first.isel(run=1)
     np.testing.assert_array_equal(got.received[: len(h.loss)], h.received)
     np.testing.assert_allclose(got.gain[: len(h.loss)], h.gain, rtol=1e-6)
-    again = fcjax.sweep(
-        {"pf": policies.proportional_fair(2), "slow": decided(local_steps=1)},
-        dataset=tiny.dataset(),
-        num_devices=6,
-        budget_s=4.0,
-        seeds=2,
-        axes=axes,
-        preset=preset,
-        keep=tmp_path,
-    )
+    again = fcjax.sweep(both, axes=axes, preset=preset, **settings)
     assert again.kept == swept.sizes["run"]
     np.testing.assert_array_equal(again.decided_local_steps, swept.decided_local_steps)
