@@ -16,7 +16,7 @@ from fcjax.sweeps import executor
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=20)
-hypothesis.settings.register_profile("search", deadline=None, max_examples=5000)
+hypothesis.settings.register_profile("search", deadline=None, max_examples=3500)
 hypothesis.settings.load_profile("fixed")
 
 
