@@ -2,7 +2,7 @@
 
 All policies meet the same channels, computation times, data and mini-batches under a seed. For every scenario and
 distribution, prints a ranking by best accuracy, with 95% intervals, the range of the rank over resampled seeds, and
-cost and fairness beside it. A pair is settled if its paired difference is significant after Holm's correction for all
+cost and fairness beside it. A paired difference is called significant if it is so after Holm's correction for all
 pairs of the setting. The best fixed number of devices is a reference: it is chosen in hindsight, so it has no rank.
 Runs are saved in OUT/runs as they finish: rerun a stopped command to resume. Writes to OUT, for every scenario:
   SCENARIO.csv         one row per distribution and policy
@@ -255,7 +255,7 @@ def draw_matrix(axes: plt.Axes, order: list[str], pairs: pd.DataFrame) -> mpl.im
     if open_:
         rows, columns = zip(*open_, strict=True)
         axes.plot(columns, rows, ".", color="black", markersize=2.5)
-    axes.set_title("paired differences; a dot marks pairs that are not settled")
+    axes.set_title("paired differences; a dot marks pairs without a significant difference")
     axes.set_xticks(range(len(order)), labels=order, rotation=90)
     axes.set_yticks(range(len(order)), labels=order)
     return image
