@@ -45,7 +45,7 @@ def regression(
     return _dataset("synthetic regression", draw(num_train), draw(num_test), 0, np.float32)
 
 
-_MOST_NUMBERS = 2**31 - 1  # in a training set
+_MOST_NUMBERS = 2**28  # in a set of samples: 1 GB
 
 
 def _checked(num_train: int, num_test: int, num_features: int, seed: int) -> tuple[int, int, int, int]:

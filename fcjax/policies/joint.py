@@ -74,16 +74,21 @@ def _select_joint(key: Array, state: Joint, context: RoundContext) -> tuple[Join
     observation, cell, training = context.observation, context.cell, context.training
     available, scheme = available_of(context), scheme_of(cell)
     most, full = training.local_steps, training.batch_size
-    momentum = jnp.asarray(training.momentum, float)
+    momentum = jnp.asarray(checks.fraction("training.momentum", training.momentum, ()), float)
     moved = jnp.cumsum(jnp.cumsum(momentum ** jnp.arange(most)))  # s of 1, ..., tau steps
 
-    samples, eta = samples_of(context), jnp.asarray(training.learning_rate, float)
-    mean_beta = jnp.sum(samples * context.estimates.beta) / jnp.sum(samples)
+    beta, last_delta = (
+        checks.real(f"estimates.{name}", getattr(context.estimates, name), (), available.shape)
+        for name in ("beta", "delta")
+    )
+    eta = jnp.asarray(checks.positive("training.learning_rate", training.learning_rate, ()), float)
+    samples = samples_of(context)
+    mean_beta = jnp.sum(samples * beta) / jnp.sum(samples)
     phi = state.omega * jnp.maximum(1 - mean_beta * eta / 2, 0.5)
 
     last_steps = jnp.where(state.local_steps > 0, state.local_steps, most)
     last_batch = jnp.where(state.batch_size > 0, state.batch_size, full)
-    squared = (context.estimates.delta * last_steps / moved[last_steps - 1]) ** 2
+    squared = (last_delta * last_steps / moved[last_steps - 1]) ** 2
     squared = jnp.maximum(squared - state.noise / (last_steps * last_batch), 0)
 
     def best_with(steps: Array, batch: Array) -> tuple[Array, Decision]:
@@ -96,7 +101,7 @@ def _select_joint(key: Array, state: Joint, context: RoundContext) -> tuple[Join
                 round_s,
                 budget_s=training.budget_s,
                 rho=context.estimates.rho,
-                beta=context.estimates.beta,
+                beta=beta,
                 delta=delta,
                 num_samples=training.num_samples,
                 learning_rate=eta,

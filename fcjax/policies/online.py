@@ -65,7 +65,8 @@ def _select_online_converge(key: Array, state: Online, context: RoundContext) ->
         start=jnp.where(is_first, inverse, state.start).astype(state.start.dtype),
         start_round=jnp.where(is_first, index, state.start_round).astype(state.start.dtype),
     )
-    steps = jnp.asarray(training.learning_rate, float) * training.local_steps
+    eta = jnp.asarray(checks.positive("training.learning_rate", training.learning_rate, ()), float)
+    steps = eta * training.local_steps
     progress = jnp.where(inverse > 0, jnp.maximum(inverse - state.start, 0) / steps, 0)
     phi = (state.rounds * state.phi + progress) / (state.rounds + jnp.maximum(index - state.start_round, 0))
     phi = jnp.minimum(phi, _HIGHEST)

@@ -59,8 +59,8 @@ def _select_fast_converge_plus(key: Array, state: Plus, context: RoundContext) -
     context = checked(context)
     training, estimates = context.training, context.estimates
     delta = _unbiased(state.delta, context)
-    budget_s = jnp.asarray(training.budget_s, float)
-    left_s = budget_s - context.elapsed_s
+    budget_s = jnp.asarray(checks.real("training.budget_s", training.budget_s, ()), float)
+    left_s = budget_s - checks.real("elapsed_s", context.elapsed_s, ())
     phi = jnp.where(left_s < state.late * budget_s, state.late_phi, state.phi)
 
     def cost(n: Array, round_s: Array) -> Array:
@@ -85,7 +85,7 @@ def _select_fast_converge_plus(key: Array, state: Plus, context: RoundContext) -
 
 def _unbiased(last: Array, context: RoundContext) -> Array:
     """Returns delta without the bias of the mean; devices that were alone, or are not new, keep the last value."""
-    estimate = jnp.asarray(context.estimates.delta, last.dtype)
+    estimate = jnp.asarray(checks.real("estimates.delta", context.estimates.delta, (), last.shape), last.dtype)
     reported = jnp.asarray(reports_of(context).last_round)
     new = (reported >= 0) & (reported == jnp.asarray(context.round_index) - 1)
     n = jnp.sum(new)

@@ -251,6 +251,16 @@ def test_one_device(make):
     assert contexts.chosen(contexts.decide(make(), contexts.draw(np.random.default_rng(12), 1))) == {0}
 
 
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("junk", [None, [1.0, [2.0]], "fast"])
+def test_junk_in_a_context_is_named(make, junk):
+    context, policy = contexts.draw(np.random.default_rng(14), 4), make()
+    for part, field in (("training", "learning_rate"), ("estimates", "delta")):
+        bad = dataclasses.replace(getattr(context, part), **{field: junk})
+        with pytest.raises(ValueError, match=f"{field} must be"):
+            policy.select(jax.random.key(0), policy.init(context.cell), dataclasses.replace(context, **{part: bad}))
+
+
 def test_errors():
     for make in MAKERS:
         with pytest.raises(ValueError, match=r"(phi|omega) must be positive and finite, got 0"):
