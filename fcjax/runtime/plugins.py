@@ -62,7 +62,7 @@ def _load_module(name: str) -> ModuleType:
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if error.name is not None and name.startswith(error.name):
+            if f"{name}.".startswith(f"{error.name}."):  # not a module that the user's own one imports
                 raise ValueError(f"there is no file {path} and no module {name}") from error
             raise
     return _load_file(path.resolve(), path.stat().st_mtime_ns)

@@ -325,3 +325,11 @@ def test_scheduling_ignores_device_numbering(x64):
             before, after = (decide(policy, build_context(d, np.float64)) for d in (drawn, relabelled))
             np.testing.assert_array_equal(before.scheduled[order], after.scheduled)
             np.testing.assert_allclose(before.share[order], after.share, rtol=1e-9)
+
+
+def test_missing_import_of_a_users_package_is_named(tmp_path, monkeypatch):
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "__init__.py").write_text("import pack\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"'packed' raised ModuleNotFoundError: No module named 'pack'"):
+        policies.by_name("packed:policy")

@@ -53,9 +53,7 @@ def quantities(cell, training, estimates, phi):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "access", ["fdma", pytest.param("ofdma", marks=pytest.mark.slow), pytest.param("tdma", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("access", ["fdma", "ofdma", "tdma"])
 def test_sensitivities_match_finite_differences_of_the_draws(access, x64):
     cell, training, estimates = setting(access=access)
     table = design.sensitivities(SCHEDULED, observe(cell, training), cell, training, estimates, 0.07)

@@ -197,8 +197,8 @@ def test_derivatives_with_respect_to_every_leaf(seed, x64):
 
     _, zeros = worlds.log_leaves(None, observation, cell)
     check_derivatives(logarithms, {**zeros, "total_w": jnp.zeros(())}, rtol=1e-5, order=1 if limit else 2)
-    slower = jax.jvp(lambda total: logarithms({**zeros, "total_w": total})[0], (0.0,), (1.0,))[1]
-    assert slower < 0
+    slope = jax.jvp(lambda total: logarithms({**zeros, "total_w": total})[0], (0.0,), (1.0,))[1]
+    assert slope < 0, "more power shortens the round"
 
 
 @pytest.mark.slow
