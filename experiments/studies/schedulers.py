@@ -15,16 +15,17 @@ one with more seeds, to resume. Prints the table and writes to OUT:
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
-import tournament
+import records
 import xarray as xr
 
 import fcjax
-from fcjax import archive, console, hardware, metrics, plots
+from fcjax import console, hardware, metrics, plots
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -34,7 +35,7 @@ PHIS = (0.01, 0.02, 0.1, 0.5)  # beside FC's 0.05
 FIRST_SEED = 100
 BEST = "fc (best phi)"
 HETEROGENEOUS_RADIUS = 600.0
-RESULTS = Path("experiments/results/studies/schedulers")
+COMMITTED = records.COMMITTED / "schedulers"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         compared = table.p_value.notna()
         table.loc[compared, "p_holm"] = metrics.holm(table.p_value[compared].to_numpy())
         print(f"\n{as_text(table)}", flush=True)
-        tournament.save(table, args.out / f"{args.dataset}.csv")
+        records.save(table, args.out / f"{args.dataset}.csv")
         figure = draw(table)
         figure.savefig(args.out / f"{args.dataset}.png", bbox_inches="tight")
         plt.close(figure)
@@ -72,8 +73,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--seeds", type=int, default=20, help="seeds per policy (default: %(default)s)")
     p.add_argument("--first-seed", type=int, default=FIRST_SEED, help="default: %(default)s")
     p.add_argument("--workers", type=int, help="processes (default: one per core)")
-    p.add_argument("--keep", type=Path, default=Path("out/schedulers"), help="finished runs (default: %(default)s)")
-    p.add_argument("--out", type=Path, default=RESULTS, help="tables and figures (default: %(default)s)")
+    p.add_argument(
+        "--keep", type=Path, default=Path("out/schedulers/runs"), help="finished runs (default: %(default)s)"
+    )
+    p.add_argument("--out", type=Path, default=Path("out/schedulers"), help="default: %(default)s")
     return p
 
 
@@ -97,21 +100,14 @@ def play(args: argparse.Namespace, *, scenario: str, distribution: str, radius_m
         seeds=range(args.first_seed, args.first_seed + args.seeds),
         progress=True,
     )
-    fingerprints = list(map(archive.Fingerprints(), jobs))
-    path = args.out / f"{args.dataset}_runs.csv"
-    known = pd.read_csv(path, index_col="fingerprint") if path.exists() else pd.DataFrame()
-    missing = {word: job for word, job in zip(fingerprints, jobs, strict=True) if word not in known.index}
-    if missing:
-        results = tournament.finish(list(missing.values()), args.keep, args.workers)
-        labels = {"fingerprint": list(missing), "scenario": scenario, "distribution": distribution}
-        known = pd.concat([known, figures(results).assign(**labels, radius_m=radius_m).set_index("fingerprint")])
-        # In an order that does not depend on when runs were executed.
-        known = known.sort_values(["scenario", "radius_m", "distribution", "policy", "seed"])
-        tournament.save(known.reset_index(), path)
-    return known.loc[fingerprints]
+    name = f"{args.dataset}_runs.csv"
+    labels = {"scenario": scenario, "radius_m": radius_m, "distribution": distribution}
+    return records.collect(
+        jobs, args.out / name, COMMITTED / name, figures, keep=args.keep, workers=args.workers, **labels
+    )
 
 
-def figures(results: xr.Dataset) -> pd.DataFrame:
+def figures(results: xr.Dataset, jobs: Sequence[fcjax.Job]) -> pd.DataFrame:
     """Returns what the study compares, with one row per run."""
     happened = results.round_s.notnull()
     return pd.DataFrame(
@@ -129,17 +125,15 @@ def figures(results: xr.Dataset) -> pd.DataFrame:
 def compare(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per policy; of FC's grid of phi, only the best in hindsight, which may be FC itself."""
     means = runs.groupby("policy", sort=False)[["best_percent", "area_percent", "scheduled", "rounds"]].mean()
-    best_of = runs.pivot(index="seed", columns="policy", values="best_percent")
     grid = [name for name in means.index if name == "fc" or name.startswith("fc(phi=")]
     best = means.best_percent[grid].idxmax()
     rows = []
     for policy in [name for name in means.index if name == "fc" or name not in grid] + [best] * (len(grid) > 1):
         label = f"{BEST}: {best.removeprefix('fc(phi=').rstrip(')') if best != 'fc' else 0.05}"
-        row = {"policy": label if rows and policy == best else policy, "seeds": int(best_of[policy].count())}
+        row = {"policy": label if rows and policy == best else policy, "seeds": int((runs.policy == policy).sum())}
         row |= means.loc[policy].to_dict()
         if policy != "fc":
-            apart = best_of[policy] - best_of["fc"]
-            found = metrics.Comparison(policy, "fc", "best accuracy", apart.mean(), apart.std(), len(apart))
+            found = records.paired(runs, policy, "fc")
             row |= {name: getattr(found, name) for name in ("difference", "low", "high")}
             # A policy that is chosen by the same runs cannot be tested by them.
             row["p_value"] = np.nan if policy in grid else found.p_value

@@ -4,22 +4,27 @@ All policies meet the same channels, computation times, data and mini-batches un
 distribution, prints a ranking by best accuracy, with 95% intervals, the range of the rank over resampled seeds, and
 cost and fairness beside it. A paired difference is called significant if it is so after Holm's correction for all
 pairs of the setting. The best fixed number of devices is a reference: it is chosen in hindsight, so it has no rank.
-Runs are saved in OUT/runs as they finish: rerun a stopped command to resume. Writes to OUT, for every scenario:
+Runs are saved in KEEP as they finish: rerun a stopped command to resume. Writes to OUT, for every scenario:
   SCENARIO.csv         one row per distribution and policy
   SCENARIO_pairs.csv   one row per distribution and pair of policies
   SCENARIO.png         the ranking and the matrix of paired differences
+  SCENARIO_runs.csv    one row per run, under its fingerprint; runs in this file are not repeated
 
     python experiments/studies/tournament.py --scenario shi2020 --distribution l1 --seeds 3 --policy fc rd pf oort
     python experiments/studies/tournament.py --seeds 10      # everything: hours on two cores
 """
 
 import argparse
+import functools
+import itertools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+import records
 import xarray as xr
 from scipy import stats
 
@@ -62,11 +67,14 @@ COLUMNS = {  # column of ranking.csv: title, digits
     "gap": ("P4 gap", 2),
 }
 
+PAIR = ("a", "b", "difference", "low", "high", "probability", "seeds", "seeds_to_settle", "p_value")
+
 
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     console.end_on_sigterm()
-    console.check_writable(args.out / "runs")
+    console.check_writable(args.keep)
+    console.check_writable(args.out)
     hardware.use_one_thread()
     entries = args.policy or everyone()
     if args.seeds < 2 or len([name for name in entries if not is_fixed(name)]) < 2 or not 0 < args.target < 1:
@@ -75,13 +83,13 @@ def main(argv: list[str] | None = None) -> int:
         for scenario in args.scenario:
             parts = []
             for distribution in args.distribution:
-                results = play(scenario, distribution, entries, args)
-                ranking, pairs = (rows.assign(distribution=distribution) for rows in evaluate(results, args.target))
+                runs = play(scenario, distribution, entries, args)
+                ranking, pairs = (rows.assign(distribution=distribution) for rows in evaluate(runs))
                 print(f"\n{scenario}, {distribution}, {args.seeds} seeds\n\n{table(ranking, args.target)}", flush=True)
                 parts.append((ranking, pairs))
-            stem = "".join(letter if letter.isalnum() else "_" for letter in scenario)
+            stem = stem_of(scenario)
             for name, rows in zip((stem, f"{stem}_pairs"), zip(*parts, strict=True), strict=True):
-                save(pd.concat(rows), args.out / f"{name}.csv")
+                records.save(pd.concat(rows), args.out / f"{name}.csv")
             figure = draw(scenario, parts)
             figure.savefig(args.out / f"{stem}.png", bbox_inches="tight")
             plt.close(figure)
@@ -97,6 +105,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--budget", type=float, help="simulated time in s (default: the preset's)")
     p.add_argument("--seeds", type=int, default=10, help="seeds per policy (default: %(default)s)")
     p.add_argument("--target", type=float, default=0.8, help="accuracy to reach (default: %(default)s)")
+    p.add_argument(
+        "--keep", type=Path, default=Path("out/tournament/runs"), help="finished runs (default: %(default)s)"
+    )
     p.add_argument("--out", type=Path, default=Path("out/tournament"), help="default: %(default)s")
     return p
 
@@ -107,74 +118,77 @@ def everyone() -> list[str]:
     return [*PAPERS, *others, "ocean", "local-steps", *(f"fixed-{n}" for n in FIXED)]
 
 
-def play(scenario: str, distribution: str, entries: list[str], args: argparse.Namespace) -> xr.Dataset:
-    """Runs all policies and returns their results, with the optimality gap of every round."""
+def stem_of(scenario: str) -> str:
+    return "".join(letter if letter.isalnum() else "_" for letter in scenario)
+
+
+def play(scenario: str, distribution: str, entries: list[str], args: argparse.Namespace) -> pd.DataFrame:
+    """Returns one row per run of all policies; executes runs that have none."""
     settings = {"distribution": distribution, "budget_s": args.budget, "seeds": args.seeds, "dataset": args.dataset}
     jobs = fcjax.plan(entries, preset=scenario, **settings, progress=True)
-    results = finish(jobs, args.out / "runs")
-    return results.assign(gap=metrics.optimality_gap(results, jobs))
+    name = f"{stem_of(scenario)}_runs.csv"
+    labels = {"distribution": distribution, "target": args.target}
+    committed = records.COMMITTED / "tournament" / name
+    measured = functools.partial(figures, target=args.target)
+    return records.collect(jobs, args.out / name, committed, measured, keep=args.keep, **labels)
 
 
-def finish(jobs: list[fcjax.Job], keep: Path, workers: int | None = None) -> xr.Dataset:
-    """Runs all jobs that are not kept yet, to the last one."""
-    results = fcjax.run_all(jobs, keep=keep, workers=workers, progress=True)
-    if not results.complete:
-        raise KeyboardInterrupt
-    return results
-
-
-def evaluate(results: xr.Dataset, target: float) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Returns the ranking, best first, and all pairs; of the fixed numbers of devices, only the best in hindsight."""
-    results = with_best_fixed(results)
-    ranked = ~np.array([is_fixed(name) for name in results.policy.values])
-    reached = np.isfinite(metrics.time_to_accuracy(results, target))
+def figures(results: xr.Dataset, jobs: Sequence[fcjax.Job], target: float) -> pd.DataFrame:
+    """Returns what the tournament compares, with one row per run."""
     happened = results.round_s.notnull()
     columns = {
         "best_percent": 100 * metrics.best_accuracy(results),
         "area_percent": 100 * metrics.area_under_curve(results),
         "time_to_target_s": metrics.time_to_accuracy(results, target, censored="budget"),
-        "reached_percent": 100 * reached,
+        "reached_percent": 100 * np.isfinite(metrics.time_to_accuracy(results, target)),
         "energy_j": metrics.energy(results).sum("device"),
         "jain": metrics.jain_index(results),
         "mean_age": metrics.mean_age(results),
         "scheduled": results.scheduled.sum("device").where(happened).mean("round"),
         "round_s": results.round_s.mean("round"),
-        "gap": results.gap.mean("round"),
+        "gap": metrics.optimality_gap(results, list(jobs)).mean("round"),
     }
     runs = pd.DataFrame({name: np.asarray(values, float) for name, values in columns.items()})
-    runs = runs.assign(policy=results.policy.values, seed=results.seed.values)
+    return runs.assign(policy=results.policy.values.astype(str), seed=results.seed.values)
+
+
+def evaluate(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Returns the ranking, best first, and all pairs; of the fixed numbers of devices, only the best in hindsight."""
+    runs = with_best_fixed(runs)
+    ranked = runs[~runs.policy.map(is_fixed)]
     rows = []
     for policy, of_policy in runs.groupby("policy", sort=False):
         row = {"policy": policy, "seeds": len(of_policy)}
-        for name in columns:
+        for name in COLUMNS:
             mean, half = metrics.interval(of_policy[name].to_numpy())
             row |= {name: float(mean), f"{name}_half": float(half)}
         rows.append(row)
-    pairs = metrics.paired_table(results.isel(run=ranked), "best_accuracy")
-    ranking = pd.DataFrame(rows).merge(ranks(runs[ranked]), "left", "policy").merge(settled(pairs), "left", "policy")
+    pairs = compare(ranked)
+    ranking = pd.DataFrame(rows).merge(ranks(ranked), "left", "policy").merge(settled(pairs), "left", "policy")
     return ranking.sort_values("best_percent", ascending=False, ignore_index=True), pairs
-
-
-def save(rows: pd.DataFrame, path: Path) -> None:
-    path.write_text(rows.to_csv(index=False, float_format="%.5g", lineterminator="\n"))
 
 
 def is_fixed(name: str) -> bool:
     return name.startswith("fixed-")
 
 
-def with_best_fixed(results: xr.Dataset) -> xr.Dataset:
+def with_best_fixed(runs: pd.DataFrame) -> pd.DataFrame:
     """Keeps the fixed number of devices with the best mean, as "fixed-best (n)"."""
-    names = results.policy.values.astype(str)
-    best = metrics.best_accuracy(results).values
-    fixed = [name for name in dict.fromkeys(names) if is_fixed(name)]
-    if not fixed:
-        return results
-    chosen = max(fixed, key=lambda name: best[names == name].mean())
-    keep = ~np.isin(names, fixed) | (names == chosen)
-    label = f"fixed-best ({chosen.removeprefix('fixed-')})"
-    renamed = np.where(names == chosen, label, names.astype(object)).astype(str)
-    return results.assign_coords(policy=("run", renamed)).isel(run=keep)
+    means = runs[runs.policy.map(is_fixed)].groupby("policy", sort=False).best_percent.mean()
+    if means.empty:
+        return runs
+    best = means.idxmax()
+    runs = runs[~runs.policy.isin(means.index.drop(best))]
+    return runs.assign(policy=runs.policy.replace(best, f"fixed-best ({best.removeprefix('fixed-')})"))
+
+
+def compare(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns one row per pair of policies, with Holm's correction for their number."""
+    pairs = [records.paired(runs, a, b) for a, b in itertools.combinations(runs.policy.unique(), 2)]
+    table = pd.DataFrame([{name: getattr(pair, name) for name in PAIR} for pair in pairs])
+    table["p_holm"] = metrics.holm(table.p_value.to_numpy())
+    direction = np.where(table.difference > 0, "higher", "lower")
+    return table.assign(verdict=np.where(table.p_holm < 0.05, direction, "undecided"))
 
 
 def ranks(runs: pd.DataFrame) -> pd.DataFrame:
@@ -247,7 +261,7 @@ def draw_matrix(axes: plt.Axes, order: list[str], pairs: pd.DataFrame) -> mpl.im
     matrix, open_ = np.zeros((len(order), len(order))), []
     for row in pairs.itertuples():
         i, j = order.index(row.a), order.index(row.b)
-        matrix[i, j], matrix[j, i] = 100 * row.difference, -100 * row.difference
+        matrix[i, j], matrix[j, i] = row.difference, -row.difference
         if row.verdict == "undecided":
             open_ += [(i, j), (j, i)]
     limit = max(1.0, float(np.percentile(np.abs(matrix), 90)))
