@@ -3,6 +3,7 @@
 import itertools
 import types
 
+import convex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +18,7 @@ SIZES = np.array([10, 40, 20, 30, 20])
 def mnist(monkeypatch):
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (500, 28, 28), np.uint8), rng.integers(0, 10, 500)
-    monkeypatch.setattr(theory, "_mnist", lambda: types.SimpleNamespace(train_x=images, train_y=labels))
+    monkeypatch.setattr(convex, "_mnist", lambda: types.SimpleNamespace(train_x=images, train_y=labels))
 
 
 def svm_gradient(w, x, y):
@@ -28,7 +29,7 @@ def svm_gradient(w, x, y):
 
 
 def test_round_matches_a_plain_loop(x64, quick_compilation):
-    task, eta, tau = theory.svm(3, 0.7, SIZES), 0.02, 3
+    task, eta, tau = convex.svm(3, 0.7, SIZES), 0.02, 3
     data = [(np.asarray(x[:size]), np.asarray(y[:size])) for x, y, size in zip(task.x, task.y, SIZES, strict=True)]
     start = np.linspace(-0.3, 0.3, 20)
     local = []
@@ -46,18 +47,18 @@ def test_round_matches_a_plain_loop(x64, quick_compilation):
         v = v - eta * mean
     everybody = np.average(local, 0, SIZES)
     rho = max(rho, max(np.linalg.norm(svm_gradient(everybody, x, y)) for x, y in data))
-    played = jax.jit(theory.play_round)(task, jnp.asarray(start), eta, tau)
+    played = jax.jit(convex.play_round)(task, jnp.asarray(start), eta, tau)
     for found, expected in zip(played, (np.array(local), everybody, v, delta, rho), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-14)
 
 
 def test_mean_gap_is_that_of_all_subsets(x64, quick_compilation):
     """The control variate leaves the mean unchanged, also for unequal sizes, and random orders find the same mean."""
-    task, numbers = theory.svm(4, 1.0, SIZES), (1, 3)
-    ranks = theory.draw_ranks(jax.random.key(0), 3000, 5)
-    gaps, played = theory.measure(task, ranks, np.array(numbers), 0.01, 4)
+    task, numbers = convex.svm(4, 1.0, SIZES), (1, 3)
+    ranks = convex.draw_ranks(jax.random.key(0), 3000, 5)
+    gaps, played = convex.measure(task, ranks, np.array(numbers), 0.01, 4)
     loss, local = jax.jit(task.loss), np.asarray(played.local)
-    adjusted = jax.jit(jax.vmap(theory.gap, (None, None, 0)))
+    adjusted = jax.jit(jax.vmap(convex.gap, (None, None, 0)))
     for n, found in zip(numbers, gaps, strict=True):
         subsets = np.array([[i in subset for i in range(5)] for subset in itertools.combinations(range(5), n)])
         models = [np.average(local[subset], 0, SIZES[subset]) for subset in subsets]
@@ -67,17 +68,17 @@ def test_mean_gap_is_that_of_all_subsets(x64, quick_compilation):
 
 
 def test_subsets_are_uniform(x64):
-    chosen = np.asarray(theory.draw_ranks(jax.random.key(1), 10_000, 5) < 2)
+    chosen = np.asarray(convex.draw_ranks(jax.random.key(1), 10_000, 5) < 2)
     _, counts = np.unique(chosen, axis=0, return_counts=True)
     assert chosen.sum(1).tolist() == [2] * 10_000
     assert len(counts) == 10
     assert np.all(np.abs(counts - 1000) < 4 * 30)
 
 
-@pytest.mark.parametrize("name", theory.TASKS)
+@pytest.mark.parametrize("name", convex.TASKS)
 def test_minimiser_and_smoothness(name, mnist, x64, quick_compilation):
-    task = theory.TASKS[name](1, 0.5, SIZES)
-    best, gradients = theory.minimiser(task), jax.jit(task.gradients)
+    task = convex.TASKS[name](1, 0.5, SIZES)
+    best, gradients = convex.minimiser(task), jax.jit(task.gradients)
     assert np.linalg.norm(task.weight @ gradients(best)) < 1e-12
     for step in np.random.default_rng(2).normal(size=(5, best.size)):
         change = np.linalg.norm(gradients(best + step) - gradients(best), axis=1)
@@ -86,12 +87,12 @@ def test_minimiser_and_smoothness(name, mnist, x64, quick_compilation):
 
 def test_runs_follow_the_sequences(x64, quick_compilation):
     """In one round with all devices, the run is w_1, and the excess losses are those of the sequences."""
-    task = theory.regression(0, 1.0, SIZES)
-    best = theory.minimiser(task)
+    task = convex.regression(0, 1.0, SIZES)
+    best = convex.minimiser(task)
     rounds, after = theory.third(
         task, best, jax.random.split(jax.random.key(0), 3), n=5, tau=2, eta_beta=0.1, num_rounds=2
     )
-    start, loss, play_round = jnp.zeros(20), jax.jit(task.loss), jax.jit(theory.play_round)
+    start, loss, play_round = jnp.zeros(20), jax.jit(task.loss), jax.jit(convex.play_round)
     for _, row in rounds.iterrows():
         played = play_round(task, start, 0.1 / float(task.beta), 2)
         start = played.everybody
@@ -104,7 +105,7 @@ def test_runs_follow_the_sequences(x64, quick_compilation):
 
 def test_labels_are_dealt_sorted():
     labels = np.random.default_rng(0).integers(0, 10, 120)
-    parts = theory.deal(labels, SIZES, 1.0, np.random.default_rng(1))
+    parts = convex.deal(labels, SIZES, 1.0, np.random.default_rng(1))
     assert [len(part) for part in parts] == SIZES.tolist()
     assert sorted(np.concatenate(parts)) == list(range(120))
     assert np.all(np.diff(labels[np.concatenate(parts)]) >= 0)
