@@ -106,11 +106,14 @@ def report(argv: list[str]) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
-        """Adds the names of all policies, which are slow to import."""
-        from fcjax import policies
+        """Adds the names of all policies and presets, which are slow to import."""
+        from fcjax import policies, presets
 
-        names = [*policies.REGISTRY.names(), "my_file:my_policy(x=2) (yours)"]
-        return f"{super().format_help()}\npolicies:\n{textwrap.fill(', '.join(names), 100, **_INDENT)}\n"
+        text = super().format_help()
+        for word, registry in (("policies", policies.REGISTRY), ("presets", presets.REGISTRY)):
+            names = [*registry.names(), "my_file:my_policy(x=2)" if word == "policies" else "my_file:my_preset"]
+            text += f"\n{word}:\n{textwrap.fill(', '.join(names) + ' (yours)', 100, **_INDENT)}\n"
+        return text
 
 
 _INDENT: Any = {"initial_indent": "  ", "subsequent_indent": "  ", "break_on_hyphens": False}
@@ -134,7 +137,7 @@ def parser(program: str = "fcjax sweep") -> argparse.ArgumentParser:
     p.add_argument(
         "--preset",
         default="shi2020",
-        help="shi2020 (the paper's), heterogeneous, energy, mobile, crowd, or my_file:my_preset (default: shi2020)",
+        help="the cell and the training, by a name listed below (default: shi2020, the paper's)",
     )
     p.add_argument("--dataset", default="mnist", help="mnist, cifar10, fashion_mnist, ... (default: mnist)")
     p.add_argument(

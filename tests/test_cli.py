@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fcjax import cli, data, policies, results
+from fcjax import cli, data, policies, presets, results
 from fcjax.report import output
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -69,7 +69,10 @@ def test_sweep_from_the_command_line(script, tmp_path, capsys):
         ),
         (["--axis", "cell.bandwith_hz", "5e6"], "unknown axis 'cell.bandwith_hz': did you mean cell.bandwidth_hz"),
         (["--axis", "cell.power_w", "-1"], "cell.power_w[0] must be zero or more, and finite, got -1"),
-        (["--axis", "seeds", "3"], "seeds cannot be in axes: pass it as a separate argument"),
+        (["--axis", "seeds", "3"], "seeds cannot be in axes: use the argument seeds, or --seeds on the command line"),
+        (["--policy", "FC"], "unknown policy 'FC', did you mean fc? use fc, exact, "),
+        (["--axis", "xyz", "1"], "shi2020 has no setting 'xyz': see help(fcjax.presets.shi2020) and help(fcjax.Cell)"),
+        (["--axis", "make_optimizer", "x"], "make_optimizer must be an optax optimizer, or a function that makes one"),
         (["--phi", "0"], "phi must be positive and finite, got 0"),
         (["--phi", "-1", "--policy", "exact"], "phi must be positive and finite, got -1"),
         (["--phi", "many"], "invalid float value: 'many'"),
@@ -214,7 +217,7 @@ def test_help_has_examples_and_all_policies(script, capsys):
     assert end.value.code == 0
     printed = capsys.readouterr().out
     assert "fcjax sweep --phi 0.05" in printed
-    assert all(name in printed for name in policies.REGISTRY.names())
+    assert all(name in printed for name in (*policies.REGISTRY.names(), *presets.REGISTRY.names()))
 
 
 @pytest.mark.slow

@@ -190,7 +190,7 @@ def check_traces(
 
     jaxpr, shape = of_user(f"{name}: select", trace)
     if not (isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[1], Decision)):
-        raise ValueError(f"{name} must return (state, fcjax.Decision), got {type(shape).__name__}")
+        raise ValueError(f"{name} must return (state, fcjax.Decision), got {_type(shape)}")
     new_state, decision = shape
     per_device = (checks.num_devices(cell),)
     fields = ("scheduled", per_device, bool), ("share", per_device, float), ("round_s", (), float)
@@ -244,7 +244,7 @@ def check_world(world: World, cell: Cell, training: Training | None = None, *, n
     state = of_user("world: init", lambda: jax.tree.map(jnp.asarray, world.init(key, cell)))
     shape = of_user("world: observe", lambda: jax.eval_shape(world.observe, key, state, cell, training))
     if not (isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[1], Observation)):
-        raise ValueError(f"world: observe must return (state, fcjax.Observation), got {type(shape).__name__}")
+        raise ValueError(f"world: observe must return (state, fcjax.Observation), got {_type(shape)}")
     new_state, observation = shape
     per_device = (checks.num_devices(cell),)
     for field in ("gain", "compute_s"):
@@ -393,3 +393,10 @@ def _check_labels(
     deviation = np.sqrt(0.5 / len(keys))  # upper bound for the difference of two frequencies
     if np.max(np.abs(often[order] - relabelled_often)) > 5 * deviation:
         raise ValueError(f"{name} depends on how devices are numbered: {often[order]} before, {relabelled_often} after")
+
+
+def _type(shape: Any) -> str:
+    """Returns the type of a result, or the types of the parts of a tuple."""
+    if type(shape) is tuple:
+        return f"({', '.join(map(_type, shape))})"
+    return "array" if isinstance(shape, jax.ShapeDtypeStruct) else type(shape).__name__

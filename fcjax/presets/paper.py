@@ -114,7 +114,8 @@ def shi2020(
         raise ValueError(f"model must be a name, a flax module or a fcjax.models.Model, got {type(model).__name__}")
     if unknown := set(of_cell) - {field.name for field in dataclasses.fields(Cell)}:
         close = difflib.get_close_matches(min(unknown), [field.name for field in dataclasses.fields(Cell)], n=1)
-        raise ValueError(f"shi2020 has no setting {min(unknown)!r}" + (f": did you mean {close[0]}?" if close else ""))
+        instead = f"did you mean {close[0]}?" if close else "see help(fcjax.presets.shi2020) and help(fcjax.Cell)"
+        raise ValueError(f"shi2020 has no setting {min(unknown)!r}: {instead}")
     fields: dict[str, Any] = {
         "bandwidth_hz": 20e6,
         "noise_psd_w_hz": float(radio.dbm_to_w(-114)) / 1e6,

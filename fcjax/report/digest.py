@@ -16,11 +16,10 @@ import xarray as xr
 from fcjax.report import rasters
 from fcjax.report.rasters import rounded
 from fcjax.sweeps import metrics
-from fcjax.sweeps.comparisons import labels_of
+from fcjax.sweeps.comparisons import LEAST_SEEDS, labels_of
 from fcjax.sweeps.results import checked, further_axes, summary
 from fcjax.sweeps.timing import round_parts
 
-LEAST_SEEDS = 3  # for an interval: of two runs, it is six times as wide as their distance
 PUBLISHED = "published_percent"  # the column of a reference
 _POINTS = 101  # of a curve
 _MOST_LINES = 8  # that an axis other than policies can have

@@ -10,10 +10,9 @@ import pandas as pd
 import xarray as xr
 
 from fcjax.report import page, plots
-from fcjax.report.digest import LEAST_SEEDS
 from fcjax.runtime.console import as_text
 from fcjax.runtime.files import write_whole
-from fcjax.sweeps.metrics import interval
+from fcjax.sweeps.comparisons import LEAST_SEEDS, interval
 from fcjax.sweeps.results import SUMMARY, further_axes, summary
 
 

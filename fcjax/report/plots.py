@@ -1,8 +1,8 @@
 """Plots of a sweep: accuracy against simulated time or an axis of the sweep, and statistics of rounds; sensitivities.
 
-Lines are means over seeds, and bands are their 95% intervals. There is one panel per setting of the cell and the data,
-with one line per policy, and per phi if there are several. With a single policy, lines are the values of the first
-further axis of the sweep.
+Lines are means over seeds. Bands are their 95% intervals, for 3 seeds or more. There is one panel per setting of the
+cell and the data, with one line per policy, and per phi if there are several. With a single policy, lines are the
+values of the first further axis of the sweep.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fcjax.sweeps.metrics import interval
+from fcjax.sweeps.comparisons import LEAST_SEEDS, interval
 from fcjax.sweeps.results import checked, further_axes
 
 # Okabe and Ito's palette, which colour-blind people can distinguish.
@@ -140,7 +140,7 @@ def against(results: xr.Dataset, axis: str) -> Figure:
                 there = [x for x in positions if (line[axis].values == x).any()]
                 if not there:  # runs of a sweep without this axis
                     continue
-                means, halves = zip(*(interval(best[line[axis].values == x]) for x in there), strict=True)
+                means, halves = zip(*(_interval(best[line[axis].values == x]) for x in there), strict=True)
                 axes.errorbar(there, means, halves, marker="o", markersize=3, capsize=2, **style)
         grid[0, 0].set_ylabel("best test accuracy")
         _within(grid[0, 0], 0, 1)
@@ -184,7 +184,10 @@ def _panels(results: xr.Dataset, without: str | None = None) -> Iterator[tuple[s
         for name, value, several in zip(names, setting, varies, strict=True):
             if several or name in _ALWAYS:
                 title.append(_PANELS[name].format(value) if name in _PANELS else f"{name} {_shown(value)}")
-        yield textwrap.fill(", ".join(filter(None, title)), 42), results.isel(run=[s == setting for s in settings])
+        # Lines break between settings, not within one.
+        words = ", ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in title if part)
+        lines = textwrap.fill(words, 34, break_long_words=False).replace("\N{NO-BREAK SPACE}", " ")
+        yield lines, results.isel(run=[s == setting for s in settings])
 
 
 def _values(results: xr.Dataset, name: str) -> list:
@@ -237,10 +240,16 @@ def _lines(
 
 
 def _draw(axes: Axes, x: np.ndarray, values: np.ndarray, style: dict[str, Any]) -> None:
-    mean, half = interval(values)
+    mean, half = _interval(values)
     axes.plot(x, mean, **style)
     # None of the quantities is negative, but Student's interval over few seeds may be.
     axes.fill_between(x, np.maximum(mean - half, 0), mean + half, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mean over the first axis and half of its interval, which is NaN for few seeds."""
+    mean, half = interval(values)
+    return mean, half if len(values) >= LEAST_SEEDS else np.full_like(half, np.nan)
 
 
 def _within(axes: Axes, least: float, most: float) -> None:

@@ -98,7 +98,7 @@ class Registry(Generic[T]):
         return name
 
     def _instead(self, base: str) -> str:
-        close = difflib.get_close_matches(base, [*self._factories, *self._short], n=1)
+        close = difflib.get_close_matches(base.lower(), [*self._factories, *self._short], n=1)
         question = f", did you mean {close[0]}?" if close else ":"
         return f"{question} use {', '.join(self.names())}, or my_file:my_{self._word}"
 

@@ -157,7 +157,9 @@ def _check_parts(experiment: Experiment) -> None:
         check_outages(experiment.outages, cell)
     if not worlds.is_built_in(experiment.compressor.apply):
         check_compressor(experiment.compressor)
-    server = experiment.server_optimizer
+    local, server = experiment.make_optimizer, experiment.server_optimizer
+    if not (callable(local) or isinstance(local, optax.GradientTransformation)):
+        raise ValueError(f"make_optimizer must be an optax optimizer, or a function that makes one, got {local!r}")
     if server is not None and not isinstance(server, optax.GradientTransformation):
         raise ValueError(f"server_optimizer must be an optax optimizer, such as optax.adam(0.01), got {server!r}")
 

@@ -15,6 +15,7 @@ from fcjax.sweeps.results import SETTINGS, checked, further_axes
 
 _LEVEL = 0.95
 _MOST_SEEDS = 10**12
+LEAST_SEEDS = 3  # for showing an interval: of two runs, it is six times as wide as their distance
 _COLUMNS = ("a", "b", "difference", "low", "high", "probability", "seeds", "seeds_to_settle", "p_value")
 Measure = Callable[[xr.Dataset], xr.DataArray]
 
@@ -140,7 +141,7 @@ def compare(results: xr.Dataset, a: str, b: str, measure: Measure, metric: str) 
     if varies := _varying(labels[mine]):
         value = labels[mine][varies[0]].iloc[0]
         value = value.item() if isinstance(value, np.generic) else value
-        select = f"results.where(results[{varies[0]!r}] == {value!r}, drop=True)"
+        select = f"results.isel(run=(results[{varies[0]!r}] == {value!r}).values)"
         raise ValueError(f"select one value of {', '.join(varies)} first, as in {select}, or use paired_table")
     by_seed = _by_seed(_measured(results.isel(run=mine), labels[mine], measure, metric))
     values = _common(by_seed[a], by_seed[b])
@@ -185,7 +186,8 @@ def _measured(results: xr.Dataset, labels: pd.DataFrame, measure: Measure, metri
     values = measure(results)
     if values.dims != ("run",) or values.size != len(labels):
         raise ValueError(
-            f"{metric} must have one value per run, got dimensions {dict(values.sizes)}: reduce the others"
+            f"{metric} must have one value per run, got dimensions {dict(values.sizes)}: give a function that reduces "
+            "the others, such as lambda results: fcjax.metrics.energy(results).sum('device')"
         )
     return labels.assign(value_=values.values.astype(float))
 

@@ -129,10 +129,11 @@ def _further(axes: Mapping[str, Any] | None, preset: Callable) -> dict[str, Any]
         raise ValueError(f"an axis is given twice: {', '.join(map(str, axes or {}))}")
     of_preset = inspect.signature(preset).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in of_preset.values())
-    known = [*_BUILT_IN, *LEAVES, *(name for name in of_preset if name not in ("dataset", "seed"))]
+    named = [one.name for one in of_preset.values() if one.kind is not one.VAR_KEYWORD]
+    known = list(dict.fromkeys([*_BUILT_IN, *LEAVES, *(name for name in named if name not in ("dataset", "seed"))]))
     for name in found:
         if name in ("policy", "phi", "seeds", "seed", "dataset"):
-            raise ValueError(f"{name} cannot be in axes: pass it as a separate argument")
+            raise ValueError(f"{name} cannot be in axes: use the argument {name}, or --{name} on the command line")
         check_names([name])
         if name not in known and not (takes_any and isinstance(name, str) and name.isidentifier()):
             close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.75)

@@ -15,6 +15,7 @@ that spends little and never reaches the accuracy then looks good: read that mea
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec
 
@@ -290,4 +291,7 @@ def _named(metric: str | Callable[..., xr.DataArray], arguments: dict[str, Any])
     if isinstance(metric, str) and metric not in _METRICS:
         raise ValueError(f"there is no metric {metric!r}: use {', '.join(_METRICS)} or a function")
     function = _METRICS[metric] if isinstance(metric, str) else metric
+    needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty][1:]
+    if isinstance(metric, str) and (missing := [name for name in needed if name not in arguments]):
+        raise ValueError(f"{metric} needs {missing[0]}: give it too, as in paired(..., {metric!r}, {missing[0]}=0.8)")
     return functools.partial(function, **arguments), getattr(function, "__name__", "metric")

@@ -379,8 +379,8 @@ def read(path: str | os.PathLike, *, without: Sequence[str] = ()) -> xr.Dataset:
     path = Path(path) / "histories.nc" if Path(path).is_dir() else path
     try:
         dataset = xr.open_dataset(path, engine="netcdf4", drop_variables=without)
-    except FileNotFoundError:
-        raise
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path} does not exist: give the folder of a sweep, or its histories.nc") from error
     except Exception as error:  # a damaged file raises many kinds
         raise _unreadable(path, error) from error
     missing = [name for name in (*SETTINGS, *NEEDED) if name not in dataset.variables]

@@ -40,6 +40,12 @@ def test_jobs_are_grouped_by_shape():
     assert sum(len(group.jobs) for group in found) == len(jobs)
 
 
+def mask_alone():
+    return fcjax.Policy(
+        lambda cell: cell.bandwidth_hz, lambda key, state, context: (state, context.observation.gain > 0)
+    )
+
+
 def nobody():
     return fcjax.Policy(
         lambda cell: (),
@@ -86,7 +92,7 @@ def nobody():
         ("fc", {"axes": {"cell.rician_k": 1}}, "unknown axis 'cell.rician_k': use distribution"),
         (policies.random, {}, "give what it returns: {'random': random()}"),
         ("fc", {"axes": {3: 1}}, "unknown axis 3: use distribution"),
-        ("fc", {"axes": {"phi": 1}}, "phi cannot be in axes: pass it as a separate argument"),
+        ("fc", {"axes": {"phi": 1}}, "phi cannot be in axes: use the argument phi, or --phi on the command line"),
         ("fc", {"axes": ["cell.power_w"]}, "axes must map names to values, such as"),
         ("fc", {"axes": {"cell.power_w": [0.1, -1]}}, "cell.power_w[0] must be zero or more, and finite, got -1"),
         (
@@ -97,6 +103,7 @@ def nobody():
         ("fc", {"axes": {"training.local_steps": 2.5}}, "training.local_steps must be a whole number of 1 or more"),
         ("fc", {"axes": {"cell.radius_m": 1.0, "radius_m": 2.0}}, "an axis is given twice: cell.radius_m, radius_m"),
         ("fc", {"axes": {"cell.scatter": []}}, "cell.scatter must have at least one value"),
+        ({"mine": mask_alone()}, {}, "policy 'mine' must return (state, fcjax.Decision), got (array, array)"),
         ({"mine": nobody()}, {}, "policy 'mine' schedules nobody, in 256 of 256 random rounds"),
     ],
 )

@@ -333,6 +333,8 @@ def test_errors_of_paired(padded):
         metrics.paired(one, "a", "c", "best_accuracy")
     with pytest.raises(ValueError, match="there is no metric 'speed': use best_accuracy, final_accuracy"):
         metrics.paired(one, "a", "b", "speed")
+    with pytest.raises(ValueError, match="time_to_accuracy needs accuracy: give it too, as in"):
+        metrics.paired(one, "a", "b", "time_to_accuracy")
     with pytest.raises(
         ValueError, match=r"energy must have one value per run, got dimensions \{'run': 8, 'device': 2\}"
     ):
@@ -356,7 +358,7 @@ def test_settings_are_never_pooled():
         for number, (name, scatter) in enumerate([("l1", 0.5), ("l1", math.nan), ("iid", 0.5)])
     ]
     several = results.concat(parts)
-    with pytest.raises(ValueError, match=r"select one value of distribution, cell.scatter first.* == 'l1', drop=True"):
+    with pytest.raises(ValueError, match=r"select one value of distribution, cell.scatter first.* == 'l1'\).values"):
         metrics.paired(several, "a", "b", "best_accuracy")
     table = metrics.paired_table(several, "best_accuracy")
     assert table.distribution.tolist() == ["l1", "l1", "iid"]

@@ -177,6 +177,25 @@ def test_further_axes_are_never_pooled():
     plt.close("all")
 
 
+@pytest.mark.parametrize(("num_seeds", "has_band"), [(1, False), (2, False), (3, True)])
+def test_intervals_need_three_seeds(num_seeds, has_band):
+    rng = np.random.default_rng(6)
+    dataset = results.to_dataset([finished(rng, 5, 4, seed=seed) for seed in range(num_seeds)])
+    (axes,) = plots.accuracy(dataset).axes
+    band = np.concatenate([path.vertices for path in axes.collections[0].get_paths()] or [np.zeros((0, 2))])
+    assert bool(np.isfinite(band).any()) == has_band
+    plt.close("all")
+
+
+def test_titles_break_between_settings():
+    rng = np.random.default_rng(7)
+    axes = [{"cell.bandwidth_hz": band, "training.local_steps": 2} for band in (5e6, 1e7)]
+    runs = [finished(rng, 5, 4, policy=policy, **axis) for policy in "ab" for axis in axes]
+    title = plots.rounds(results.to_dataset(runs)).axes[0].get_title()
+    assert title == "clouds, l1, R = 600 m,\ncell.bandwidth_hz = 5e+06"
+    plt.close("all")
+
+
 def test_concat_of_sweeps_with_different_lengths(tmp_path):
     rng = np.random.default_rng(5)
     short = results.to_dataset([finished(rng, 3, 2, seed=0, budget_s=1.0)])
@@ -196,6 +215,8 @@ def test_concat_of_sweeps_with_different_lengths(tmp_path):
     results.save(both, tmp_path / "histories.nc")
     assert results.load(tmp_path / "histories.nc").identical(both)
     assert results.load(tmp_path).identical(both)
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist: give the folder of a sweep, or its"):
+        results.load(tmp_path / "nowhere")
     plt.close("all")
 
 
