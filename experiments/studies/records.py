@@ -54,9 +54,10 @@ def collect(
         words = [fingerprints[number] for number in missing]
         new = figures(results, todo).assign(fingerprint=words, **labels).set_axis(missing)
         every = pd.concat([part for part in (every, new[new.fingerprint.notna()]) if len(part)])
-        # In an order that does not depend on when runs were executed.
-        save(every.sort_values([*labels, "policy", "seed", "fingerprint"]), path, digits=9)
         rows = pd.concat([part for part in (rows, new) if len(part)]).sort_index()
+    # In an order that does not depend on when runs were executed.
+    first = [*labels, "policy", "seed", "fingerprint"]
+    save(every[[*first, *every.columns.drop(first)]].sort_values(first), path, digits=9)
     return rows
 
 

@@ -46,6 +46,7 @@ def test_only_new_runs_are_executed(collect, tmp_path):
     assert list(zip(rows.policy, rows.seed, strict=True)) == [("rd(n=1)", 0), ("rd(n=1)", 1), ("pf", 0), ("pf", 1)]
     assert rows.best_percent[2] == pytest.approx(first.best_percent[0], rel=1e-8)
     content = (tmp_path / "a.csv").read_bytes()
+    assert content.startswith(b"scenario,policy,seed,fingerprint,best_percent\n")
     again, executed = collect(plan("rd(n=1)", "pf"), scenario="a", keep="none")
     assert executed == 0
     np.testing.assert_allclose(again.best_percent, rows.best_percent, rtol=1e-8)
