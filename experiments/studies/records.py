@@ -53,8 +53,9 @@ def collect(
             raise KeyboardInterrupt
         words = [fingerprints[number] for number in missing]
         new = figures(results, todo).assign(fingerprint=words, **labels).set_axis(missing)
-        every = pd.concat([part for part in (every, new[new.fingerprint.notna()]) if len(part)])
-        rows = pd.concat([part for part in (rows, new) if len(part)]).sort_index()
+        recorded = new.dropna(subset="fingerprint")
+        every = pd.concat([every, recorded]) if len(every) else recorded
+        rows = pd.concat([rows, new]).sort_index() if kept else new
     # In an order that does not depend on when runs were executed.
     first = [*labels, "policy", "seed", "fingerprint"]
     save(every[[*first, *every.columns.drop(first)]].sort_values(first), path, digits=9)
