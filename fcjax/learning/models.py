@@ -50,7 +50,7 @@ def _count(shapes: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
-_MOST_PARAMETERS = 2**31 - 1  # the largest int32
+_MOST_PARAMETERS = 2**28  # 1 GB
 
 
 def upload_bits(model: Model, bits_per_parameter: int = 32) -> float:

@@ -120,7 +120,7 @@ def test_errors_name_unsuitable_modules(module, message):
         (lambda: models.mlp((8,), 4, std=0.0), "std must be positive and finite, got 0"),
         (lambda: models.mlp((8,), 4, mean=np.nan), "mean must be between -1e6 and 1e6, got nan"),
         (lambda: models.mlp((8,), 4, hidden=(2.5,)), "hidden must be a whole number from 1 to .*, got 2.5"),
-        (lambda: models.mlp((10**5,), 10, hidden=(10**5,)), r"MLP has 1000.* parameters, more than the 2147483647"),
+        (lambda: models.mlp((10**5,), 10, hidden=(10**5,)), r"MLP has 1000.* parameters, more than the 268435456"),
         (lambda: models.mlp(8, 4), r"input_shape must be a sequence of sizes, such as \(64,\), got 8"),
         (lambda: models.linear_regression("many"), "num_features must be a whole number from 1 to .*, got 'many'"),
         (lambda: models.squared_svm(3, regularisation=-1.0), "regularisation must be zero or more, and finite, got -1"),
