@@ -1,5 +1,5 @@
-"""The command `fcjax`: `sweep` trains under scheduling policies and compares them, `report` writes the page of their
-results again, `data` fetches data sets.
+"""The command `fcjax`: `sweep` trains under scheduling policies and compares them, `report` rebuilds the page of their
+results, `data` fetches data sets.
 """
 
 import argparse
@@ -35,7 +35,7 @@ mini-batches. Writes to OUT:
   accuracy_by_X.png   best accuracy against X, for each numeric X of --axis (and .pdf)
 """
 
-REPORT = """Writes OUT/report.html, an interactive page about the results of a sweep, and prints its path. While the
+REPORT = """Writes OUT/report.html, an interactive page of the results of a sweep, and prints its path. While the
 sweep is running, the page shows the runs that have finished."""
 
 EXAMPLES = """examples:
@@ -127,7 +127,13 @@ def parser(program: str = "fcjax sweep") -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     several: Any = {"nargs": "+", "metavar": "X"}
-    p.add_argument("--phi", type=float, default=[0.05], **several, help="phi of policies that take it (default: 0.05)")
+    p.add_argument(
+        "--phi",
+        type=float,
+        default=[0.05],
+        **several,
+        help="trade-off parameter of fc and others: larger values schedule more devices (default: 0.05)",
+    )
     p.add_argument(
         "--policy",
         default=["fc"],
@@ -144,7 +150,7 @@ def parser(program: str = "fcjax sweep") -> argparse.ArgumentParser:
         "--distribution",
         default=["l1"],
         **several,
-        help="of the data among devices: iid; l1, l2, ... labels per device; dir0.1, ... Dirichlet (default: l1)",
+        help="how data are split among devices: iid; l1, l2, ... labels each; dir0.1, ... Dirichlet (default: l1)",
     )
     p.add_argument("--radius", type=float, default=[600.0], **several, help="radius of the cell in m (default: 600)")
     p.add_argument("--devices", type=int, **several, help="number of devices (default: the preset's, mostly 20)")
@@ -155,7 +161,7 @@ def parser(program: str = "fcjax sweep") -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar=("NAME", "VALUE"),
-        help="a further axis: a leaf, such as cell.bandwidth_hz 5e6 20e6, or an argument of the preset",
+        help="another axis: a field, such as cell.bandwidth_hz 5e6 20e6, or an argument of the preset",
     )
     p.add_argument("--seeds", type=int, default=5, metavar="N", help="number of seeds (default: 5)")
     p.add_argument("--seed", type=int, default=0, metavar="N", help="first seed (default: 0)")
@@ -201,7 +207,8 @@ def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
     again = f"finished runs are kept in {args.out / 'runs'}; run the same command to resume"
     try:
         if args.seeds < 1 or not 0 <= args.seed < 2**31 - args.seeds:
-            raise ValueError(f"--seeds must be 1 or more and --seed 0 to 2^31, got {args.seeds} and {args.seed}")
+            given = f"--seeds {args.seeds} --seed {args.seed}"
+            raise ValueError(f"--seeds must be 1 or more, and all seeds between 0 and 2^31, got {given}")
         check_writable(args.out)
         with contextlib.ExitStack() as stack:
             claim = stack.enter_context(claimed(args))
@@ -319,11 +326,11 @@ def finish(results: Any, out: Path, start: float, prepared_s: float) -> int:
     spent["writing"] = total_s - sum(spent.values())
     shown = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in spent.items())
     number = f"{len(summary)} run{'s' if len(summary) > 1 else ''}"
-    kept = f", of which {results.kept} had been kept," if results.kept else ""
+    kept = f", of which {results.kept} had been done before," if results.kept else ""
     try:
         print(output.table(summary))
         print(f"\n{number}{kept} in {total_s:.1f} s ({shown}); written to {out}/")
-        print(f"open {out / page.NAME} in a browser to look at them", flush=True)
+        print(f"open {out / page.NAME} in a browser to see them", flush=True)
     except BrokenPipeError:
         pass  # the reader has closed the pipe
     except OSError as error:

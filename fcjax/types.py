@@ -145,7 +145,7 @@ class Observation:
 
 
 def _flatten_observation(observation: Observation) -> tuple[tuple, None]:
-    # True is no leaf: `jax.grad` with respect to an observation would reject a boolean.
+    # True is not a leaf: `jax.grad` with respect to an observation would reject a boolean.
     available = None if observation.available is True else observation.available
     names = map(jax.tree_util.GetAttrKey, ("gain", "compute_s", "available"))
     return tuple(zip(names, (observation.gain, observation.compute_s, available), strict=True)), None
@@ -163,7 +163,7 @@ jax.tree_util.register_pytree_with_keys(Observation, _flatten_observation, _unfl
 class Decision:
     """A decision: the devices of a round, their shares of the uplink, the round time, and optional settings of devices.
 
-    The optional settings are None for the values of the cell and the training. Each holds for the whole round, (), or
+    An optional setting that is None keeps the value of the cell or the training. Each holds for the whole round, (), or
     per device, (M,). Policies that decide other settings have different programs.
 
     Attributes:

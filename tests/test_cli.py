@@ -57,7 +57,7 @@ def test_sweep_from_the_command_line(script, tmp_path, capsys):
     assert f"{mean:.2f}" in printed.out
     assert "nan" not in printed.out
     assert "6 runs in" in printed.out
-    assert printed.out.endswith("open here/there/report.html in a browser to look at them\n")
+    assert printed.out.endswith("open here/there/report.html in a browser to see them\n")
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_sweep_from_the_command_line(script, tmp_path, capsys):
         (["--devices", "0"], "num_devices must be a whole number of 1 or more, got 0"),
         (["--devices", "50"], "batch_size 128 is more than the"),
         (["--seeds", "0"], "--seeds must be 1 or more"),
-        (["--seed", "-1"], "--seed 0 to 2^31"),
+        (["--seed", "-1"], "all seeds between 0 and 2^31, got --seeds 5 --seed -1"),
         (["--observation-error", "-1"], "observation_error must be zero or more"),
-        (["--policy", "missing:policy"], "there is no file missing.py and no module missing"),
+        (["--policy", "missing:policy"], " and no module missing"),
         (["--policy", "file:silent"], "policy 'file:silent' schedules nobody, in 256 of 256 random rounds"),
         (["--policy", "file:broken"], "gives shares that are not numbers"),
         (["--out", "file.py/folder"], "results cannot be written to file.py/folder: Not a directory"),
@@ -135,7 +135,7 @@ def test_repeated_command_reuses_finished_runs(script, tmp_path, capsys):
     before = {path.name: path.read_bytes() for path in Path("out/sweep").glob("*.csv")}
     capsys.readouterr()
     assert script.sweep([*arguments, "--workers", "1"]) == 0
-    assert "2 runs, of which 2 had been kept, in" in capsys.readouterr().out
+    assert "2 runs, of which 2 had been done before, in" in capsys.readouterr().out
     assert before == {path.name: path.read_bytes() for path in Path("out/sweep").glob("*.csv")}
 
 
@@ -148,7 +148,7 @@ def test_folder_of_another_sweep_is_refused(script, capsys):
     message = "out/sweep holds another sweep (radius was [600.0], is [500.0]): choose another folder with --out"
     assert message in capsys.readouterr().err
     assert script.sweep([*arguments[:2], "--seeds", "2", "--budget", "5"]) == 0, "more seeds extend the same sweep"
-    assert "2 runs, of which 1 had been kept" in capsys.readouterr().out
+    assert "2 runs, of which 1 had been done before" in capsys.readouterr().out
     before = Path("out/sweep/summary.csv").read_bytes()
     arguments[3] = "2"
     note = Path("out/sweep/sweep.json")
@@ -160,7 +160,7 @@ def test_folder_of_another_sweep_is_refused(script, capsys):
     assert Path("out/sweep/summary.csv").read_bytes() == before
     note.unlink()
     assert script.sweep(arguments) == 0
-    assert "2 runs, of which 2 had been kept" in capsys.readouterr().out
+    assert "2 runs, of which 2 had been done before" in capsys.readouterr().out
     assert Path("out/sweep/summary.csv").read_bytes() == before
 
 

@@ -88,7 +88,7 @@ def measure(how: str, seeds: int, num_devices: int) -> dict[str, float]:
         cell = {"num_devices": num_devices, "distribution": "iid", "budget_s": BUDGET_OF_NETWORKS_S}
         preset = functools.partial(fcjax.presets.cnn, batch_size=32)
         results = fcjax.sweep("fixed(n=10)", preset=preset, seeds=seeds, workers=1, **cell)
-        further = {"s a round": results.run_s / float(results.rounds.sum())}
+        further = {"s per round": results.run_s / float(results.rounds.sum())}
     elif how == "sweep":
         fcjax.sweep("fc", distribution="iid", seeds=seeds, num_devices=num_devices, budget_s=BUDGET_S)
     else:

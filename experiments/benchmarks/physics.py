@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     jax.config.update("jax_enable_x64", True)
     versions = {name: importlib.metadata.version(name) for name in ("jax", "scipy", "numpy", "tfp-nightly")}
     print(f"Python {platform.python_version()}, {', '.join(f'{k} {v}' for k, v in versions.items())}; ", end="")
-    print(f"{jax.devices()[0].device_kind}, {jax.device_count()} device(s)")
+    print(f"{jax.devices()[0].device_kind}, {jax.device_count()} processor(s)")
     rows = [
         *lambertw_rows(args.points, args.repeats),
         *allocate_rows(args.worlds, args.repeats),
@@ -190,7 +190,7 @@ def allocate_rows(num_worlds, repeats):
             "who": name,
             "seconds": value,
             "ratio": value / seconds["fcjax float64"],
-            "note": f"{1e6 * value / num_worlds:.1f} us a world; {notes.get(name, 'the reference')}",
+            "note": f"{1e6 * value / num_worlds:.1f} us per world; {notes.get(name, 'the reference')}",
         }
         for name, value in seconds.items()
     ]

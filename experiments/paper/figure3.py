@@ -1,6 +1,6 @@
 """Fig. 3 of the paper: FC round by round, for three distributions of the data.
 
-Shows accuracy and loss of the global model w_k and of w~, the model with the least reported loss, the number of
+Shows accuracy and loss of the global model w_k and of w~, the model with the lowest reported loss, the number of
 scheduled devices, and the estimates of rho, beta and delta, averaged over devices.
 """
 

@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--scenario", nargs="+", default=["shi2020", "heterogeneous"], help="presets (default: %(default)s)")
     p.add_argument("--distribution", nargs="+", default=["l1", "l2", "iid"], help="default: %(default)s")
     p.add_argument("--radius", nargs="+", type=float, default=[200.0, 600.0, 1000.0], help="m; heterogeneous: 600")
-    p.add_argument("--policy", nargs="+", default=list(POLICIES), help="beside fc (default: %(default)s)")
+    p.add_argument("--policy", nargs="+", default=list(POLICIES), help="besides fc (default: %(default)s)")
     p.add_argument("--phi", nargs="*", type=float, default=list(PHIS), help="grid of FC's phi, beside 0.05")
     p.add_argument("--dataset", default="mnist")
     p.add_argument("--seeds", type=int, default=20, help="seeds per policy (default: %(default)s)")

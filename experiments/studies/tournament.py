@@ -54,7 +54,7 @@ OTHERS = (
 )
 FIXED = (1, 3, 5, 8, 12)
 RESAMPLES = 10_000
-COLUMNS = {  # column of ranking.csv: title, digits
+COLUMNS = {  # column of SCENARIO.csv: title, digits
     "best_percent": ("best (%)", 2),
     "area_percent": ("area (%)", 1),
     "time_to_target_s": ("to target (s)", 1),
@@ -235,7 +235,7 @@ def table(ranking: pd.DataFrame, target: float) -> str:
 
 def draw(scenario: str, parts: list[tuple[pd.DataFrame, pd.DataFrame]]) -> plt.Figure:
     """Draws the ranking and the matrix of paired differences, for each distribution of a scenario."""
-    height = 1.2 + 0.22 * max(len(ranking) for ranking, _ in parts)
+    height = 1.2 + 0.22 * max(8, *(len(ranking) for ranking, _ in parts))
     with plt.rc_context(plots.STYLE | {"axes.grid": False}):
         figure, grid = plt.subplots(
             len(parts), 2, figsize=(12, height * len(parts)), squeeze=False, layout="constrained", width_ratios=(1, 1.3)

@@ -48,7 +48,7 @@ def evaluate(params: Params, model: Model, x: Array, y: Array, cores: int = 1) -
 
 
 def _on_each(every: Callable[[Any], Any], blocks: Any, num_blocks: int, cores: int) -> Any:
-    """Returns every(blocks); each core computes as many blocks, and all compute those that are left over."""
+    """Returns every(blocks); each core computes the same number of blocks, and all compute those left over."""
     if cores == 1:
         return every(blocks)
     each = num_blocks // cores

@@ -282,7 +282,7 @@ def check_outages(outages: Outages, cell: Cell) -> None:
 
 
 def check_compressor(compressor: Compressor) -> None:
-    """Raises ValueError if a compressor violates the contract: the shapes of its results, and a number of bits."""
+    """Raises ValueError if a compressor violates the contract on shapes and numbers of bits."""
     update = jax.ShapeDtypeStruct((7,), jnp.float32)
     decoded = of_user(
         "compressor: apply",
@@ -294,9 +294,12 @@ def check_compressor(compressor: Compressor) -> None:
 
 
 def _check_state(what: str, before: Any, after: Any) -> None:
-    old, new = (jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), state) for state in (before, after))
+    kind = lambda leaf: f"{jnp.result_type(leaf)} {jnp.shape(leaf)}"  # noqa: E731
+    old, new = (jax.tree.map(kind, state) for state in (before, after))
     if old != new:
-        raise ValueError(f"{what} must keep the structure of its state: it was {old}, but is {new} after a round")
+        raise ValueError(
+            f"{what} must keep the structure, types and shapes of its state: it was {old}, but is {new} after a round"
+        )
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=_QUICKLY)
@@ -342,8 +345,11 @@ def _check_values(decision: Decision, contexts: RoundContext, name: str) -> None
             raise ValueError(
                 f"{name} {fault}, in {where.sum()} of {len(where)} random rounds; in the first such round "
                 f"{_count(scheduled[first].sum())} scheduled, the shares sum to {total[first]:.6g}, and the round "
-                f"takes {true_s[first]:.6g} s (the policy says {round_s[first]:.6g} s)"
+                f"takes {true_s[first]:.6g} s (the policy says {round_s[first]:.6g} s){_ADVICE.get(fault, '')}"
             )
+
+
+_ADVICE = {"schedules nobody": "; schedule at least one available device in every round"}
 
 
 def _count(number: int) -> str:
@@ -392,7 +398,11 @@ def _check_labels(
     often, relabelled_often = (np.asarray(d.scheduled).mean(0) for d in (before, after))
     deviation = np.sqrt(0.5 / len(keys))  # upper bound for the difference of two frequencies
     if np.max(np.abs(often[order] - relabelled_often)) > 5 * deviation:
-        raise ValueError(f"{name} depends on how devices are numbered: {often[order]} before, {relabelled_often} after")
+        raise ValueError(
+            f"{name} depends on how devices are numbered: it schedules them in {often[order]} of all rounds, and in "
+            f"{relabelled_often} once they are renumbered; if that is meant, as in a policy that takes turns, use "
+            "check_policy(..., ignores_labels=False)"
+        )
 
 
 def _type(shape: Any) -> str:

@@ -42,7 +42,7 @@ def joint(omega: ArrayLike = 5e-5, noise: ArrayLike = 100.0) -> Policy:
     times the median device's time for a full batch, at least u/4 of a full batch and at most a full one. So slow
     devices get smaller batches. The levels u are 1, 1/2, 1/4, 1/8 and 1/16; another choice is a full batch for all.
 
-    The published bound knows full gradients only, so that the smallest batch would always be the best. Two changes make
+    The published bound assumes full gradients, so the smallest batch would always be the best. Two changes make
     the choice meaningful:
 
     - The mean of tau gradients of d samples has the variance sigma^2/(tau d). A device's divergence is therefore

@@ -37,7 +37,7 @@ def power_of_choice(n: ArrayLike = 3, candidates: ArrayLike | None = None) -> Po
 
     Args:
       n: the number of devices, m.
-      candidates: the number of candidates, d, from n to M; by default 2n. With n this is random selection.
+      candidates: the number of candidates, d, from n to M; by default 2n. With d = n, this is random selection.
     """
     return with_candidates(n, candidates, _select_power_of_choice)
 
@@ -62,7 +62,7 @@ def oort(
     with U_i the statistical utility of device i, L_i the last round in which it reported and t_i its duration:
 
     - If the utilities of the participants of the last `window` rounds sum to less than those of the `window` rounds
-      before, the preferred duration T grows by `step_s`, with which it began.
+      before, the preferred duration T, which starts at `step_s`, grows by `step_s`.
     - The utility of a device that has reported is U_i + sqrt(0.1 log(R)/L_i), times (T/t_i)^penalty if t_i > T.
     - With epsilon = max(0.9 * 0.98^(R - 1), 0.2), (1 - epsilon) n devices, rounded down, are drawn in proportion to
       utility. A device can be drawn if it has at least `cut_off` times the utility of the last of them, when sorted.

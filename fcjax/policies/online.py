@@ -39,7 +39,7 @@ def online_converge(phi: ArrayLike = 0.05, rounds: ArrayLike = 5.0) -> Policy:
 
     F_k is the mean of the last reported losses, weighted by samples, and k the mean of the rounds in which they were
     reported; F_0 and k_0 are those of the first reports. As long as there are few rounds, phi_k is mixed with the given
-    phi, which has the weight of a number of rounds. If the loss has risen, phi_k is 0.
+    phi, which has the weight of `rounds` rounds. If the loss has risen, phi_k is 0.
 
     Args:
       phi: the value before the first report.

@@ -35,8 +35,8 @@ def fast_converge_plus(phi: ArrayLike = 0.05, late_phi: ArrayLike = 5.0, late: A
       delta: with iid data there are still few.
     - A round that would end after the budget is not chosen: it would not take place.
     - delta_i is the distance from the mean of the n scheduled updates, which contains the device's own, so its square
-      is too small by (n - 1)/n in the mean. FC+ corrects this. If n = 1, delta is 0 by construction, whatever the data;
-      FC then schedules one device again. FC+ keeps the last value instead.
+      is on average only (n - 1)/n of the true value. FC+ corrects this. If n = 1, delta is 0 by construction, whatever
+      the data; FC then schedules one device again. FC+ keeps the last value instead.
     - P4 is solved exactly, as in `exact`.
     - The published constant divides by the least amount of data on a device, squared, so that it overrates B(Pi) where
       amounts differ. FC+ takes them as equal in P4.

@@ -52,7 +52,7 @@ _SHOWN = {
     "lost": ("lost", 1, 1),
 }
 _NOTE = (
-    "best, w~, final: test accuracy of the best model, of the one with the least reported loss, and of the last one.\n"
+    "best, w~, final: test accuracy of the best model, of the one with the lowest reported loss, and of the last one.\n"
     "Means over seeds; ± is the half width of the 95% interval (Student's t), for 3 seeds or more."
 )
 

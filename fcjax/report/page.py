@@ -37,7 +37,7 @@ def write(
 
 
 def write_folder(out: Path, reference: pd.DataFrame | None = None) -> tuple[Path, list[str]]:
-    """Writes the page of a folder of results; returns its path, and what of the results cannot be read."""
+    """Writes the page of a folder of results; returns its path, and says what could not be read."""
     results, faults = folders.load(out)
     write(results, out / NAME, reference=reference, notes=faults)
     return out / NAME, faults

@@ -49,7 +49,7 @@ _ROUNDS = (
 
 @contextlib.contextmanager
 def _styled(**changes: Any) -> Iterator[None]:
-    """Applies `STYLE`, and keeps that the first figure in a notebook makes matplotlib interactive."""
+    """Applies `STYLE`, but preserves the interactive mode that the first figure in a notebook turns on."""
     style: Any = STYLE | changes
     with plt.rc_context(style):
         yield
@@ -149,7 +149,7 @@ def against(results: xr.Dataset, axis: str) -> Figure:
 
 
 def sensitivities(table: pd.DataFrame) -> Figure:
-    """Plots by how many percent each quantity changes per percent of a parameter, of `fcjax.design.sensitivities`."""
+    """Plots the percent change of each quantity per percent of each parameter, from `fcjax.design.sensitivities`."""
     needed = {"quantity", "quantity_value", "parameter", "percent_per_percent"}
     if missing := sorted(needed - set(table)):
         raise ValueError(f"table must be one of fcjax.design.sensitivities, but has no column {missing[0]!r}")

@@ -55,7 +55,7 @@ def rasters(results: xr.Dataset, parts: xr.Dataset | None, numbers: list[int]) -
     return {
         "runs": rows,
         "partitions": [json.loads(counts) for counts in partitions],
-        "setups": [json.loads(text, parse_constant=str) for text in setups],  # infinity is no JSON
+        "setups": [json.loads(text, parse_constant=str) for text in setups],  # infinity is not valid JSON
     }
 
 

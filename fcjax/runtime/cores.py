@@ -46,7 +46,7 @@ def _mesh(number: int) -> Mesh:
 
 
 def check(number: int) -> None:
-    """Raises ValueError if JAX does not see as many cores."""
+    """Raises ValueError if JAX does not see that many cores."""
     found = jax.local_devices()
     if number > 1 and found[0].platform != "cpu":
         raise ValueError(f"cores must be 1 on accelerators, got {number}: use side_by_side there")

@@ -20,7 +20,7 @@ def is_accelerated() -> bool:
 
 
 def use_cores(number: int) -> None:
-    """Makes JAX see each of a number of cores, for experiments with `cores`. Call it before JAX is used."""
+    """Makes JAX see several cores as separate processors, for experiments with `cores`. Call it before JAX is used."""
     number = checks.whole("cores", number, 1, num_cores(), why=", the cores of this process")
     try:
         jax.config.update("jax_num_cpu_devices", number)

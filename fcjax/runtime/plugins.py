@@ -63,7 +63,8 @@ def _load_module(name: str) -> ModuleType:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if f"{name}.".startswith(f"{error.name}."):  # not a module that the user's own one imports
-                raise ValueError(f"there is no file {path} and no module {name}") from error
+                where = "" if path.is_absolute() else f" in {Path.cwd()}"
+                raise ValueError(f"there is no file {path}{where} and no module {name}") from error
             raise
     return _load_file(path.resolve(), path.stat().st_mtime_ns)
 
@@ -78,6 +79,13 @@ def _load_file(path: Path, changed_ns: int) -> ModuleType:
     module = sys.modules[own_name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def is_file(name: str) -> bool:
+    """Returns whether the name of a module is that of a file."""
+    with contextlib.suppress(ValueError):  # such as a null character
+        return _path(name).is_file()
+    return False
 
 
 def _path(name: str) -> Path:

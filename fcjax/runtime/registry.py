@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from fcjax.runtime.plugins import load_module, of_user
+from fcjax.runtime.plugins import is_file, load_module, of_user
 
 T = TypeVar("T")
 
@@ -57,6 +57,8 @@ class Registry(Generic[T]):
         if not isinstance(name, str):
             raise ValueError(f"{self._word}: the name must be a string, got {name!r}")
         match = re.fullmatch(r"([^()]+)(\(.*\))?", self._long(name), flags=re.DOTALL)
+        if match is None and "(" in name:
+            raise ValueError(f"{self._word} {name!r}: a parenthesis is missing, or there is text behind the last one")
         base, arguments = (match[1], match[2]) if match else (name, None)
         if base in self._factories:
             factory = self._factories[base]
@@ -99,6 +101,8 @@ class Registry(Generic[T]):
 
     def _instead(self, base: str) -> str:
         close = difflib.get_close_matches(base.lower(), [*self._factories, *self._short], n=1)
+        if is_file(base):
+            return f": to use the file, name its function too, as in {base}:my_{self._word}"
         question = f", did you mean {close[0]}?" if close else ":"
         return f"{question} use {', '.join(self.names())}, or my_file:my_{self._word}"
 
@@ -142,4 +146,6 @@ def _arguments(what: str, text: str) -> dict[str, object]:
             raise ValueError
         return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (ValueError, SyntaxError, RecursionError, MemoryError):
-        raise ValueError(f"{what}: give parameters by name, with plain values, as in fixed(n=5)") from None
+        raise ValueError(
+            f"{what}: give parameters by name, with numbers or quoted texts, as in f(n=5, path='x.nc')"
+        ) from None

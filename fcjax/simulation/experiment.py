@@ -53,8 +53,9 @@ class Experiment:
       divergence_of: see `fcjax.learning.updates.train_round`.
       draw_batches: draws the mini-batches of a device.
       keeps_optimizer: whether devices keep their optimizer's state from round to round.
-      server_optimizer: an optax optimizer that moves the model against (w_{k-1} - mean of the updates), such as
-        optax.sgd(1.0, momentum=0.9) for FedAvgM or optax.adam(0.01) for FedAdam; None takes the mean, as in the paper.
+      server_optimizer: an optax optimizer that takes w_{k-1} minus the mean of the received models as its gradient,
+        such as optax.sgd(1.0, momentum=0.9) for FedAvgM or optax.adam(0.01) for FedAdam; None takes the mean, as in
+        the paper.
       world: channels, computation times and availability of each round; see `fcjax.worlds`.
       outages: which uploads are lost; see `fcjax.outages`.
       compressor: how updates are compressed; see `fcjax.compressors`. It does not change `cell.upload_bits`.
@@ -126,7 +127,8 @@ def check(experiment: Experiment) -> Experiment:
     shortest_s = shortest_round_s(experiment)
     if not isinstance(budget_s, jax.core.Tracer) and shortest_s is not None and budget_s < shortest_s:
         raise ValueError(
-            f"the budget of {float(budget_s):g} s is too short for any round: the shortest takes {shortest_s:.3g} s"
+            f"the budget of {float(budget_s):g} s is too short for any round: the shortest takes {shortest_s:.3g} s; "
+            "use a larger budget"
         )
     _check_batteries(experiment)
     _check_parts(experiment)

@@ -87,6 +87,7 @@ class State:
       params: w_k.
       score: score of w_k.
       tilde_params: w~.
+      tilde_score: score of w~.
       tilde_reported_loss: () F(w~).
       estimates: the current estimates.
       reports: what devices last reported.

@@ -37,7 +37,7 @@ class Run:
       num_rounds: () rounds that took place.
       start: score of w_0.
       params: the last model; None in a sweep, which keeps no models.
-      tilde_params: w~, the model with the least reported loss; None in a sweep.
+      tilde_params: w~, the model with the lowest reported loss; None in a sweep.
       stop: () Stop.
     """
 
@@ -110,8 +110,8 @@ def _warn_of_faults(run: Run, policy: Policy, *, is_limited: bool) -> None:
         )
     elif not is_limited and np.any(stop == Stop.MAX_ROUNDS):
         warnings.warn(
-            f"the run ends after {num_rounds.max()} rounds, before its budget is spent: the limits of its world do not "
-            "hold; give max_rounds",
+            f"the run ends after {num_rounds.max()} rounds, before its budget is spent: its world exceeds the limits "
+            "that it declares (fcjax.Limits); correct them, or give max_rounds",
             stacklevel=3,
         )
     elif np.any((stop == Stop.BUDGET) & (num_rounds == 0)):

@@ -102,7 +102,7 @@ class Archive:
 def read_all(folder: str | os.PathLike) -> tuple[list[tuple[dict[str, Any], Run]], list[str]]:
     """Returns the labels and runs of a folder without knowing their jobs, and why other files cannot be read.
 
-    Of several runs with the same labels, which versions of a program have left, the newest counts.
+    If several runs have the same labels, because programs have changed, the newest counts.
     """
     found: dict[str, tuple[dict[str, Any], Run]] = {}
     faults = []

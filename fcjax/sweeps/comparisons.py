@@ -15,7 +15,7 @@ from fcjax.sweeps.results import SETTINGS, checked, further_axes
 
 _LEVEL = 0.95
 _MOST_SEEDS = 10**12
-LEAST_SEEDS = 3  # for showing an interval: of two runs, it is six times as wide as their distance
+LEAST_SEEDS = 3  # for showing an interval: for two runs, its half width is six times their difference
 _COLUMNS = ("a", "b", "difference", "low", "high", "probability", "seeds", "seeds_to_settle", "p_value")
 Measure = Callable[[xr.Dataset], xr.DataArray]
 
@@ -87,7 +87,7 @@ class Comparison:
     def seeds_to_settle(self) -> float:
         """The least number of seeds whose 95% interval would exclude 0, with this mean and standard deviation.
 
-        It counts the seeds that are there already, and is inf if the mean difference is 0. Mean and standard deviation
+        It includes the seeds that have already run, and is inf if the mean difference is 0. Mean and standard deviation
         are estimates, so with few seeds it is a rough guide.
         """
         if self.difference == 0:
@@ -119,7 +119,7 @@ class Comparison:
 def holm(p_values: np.ndarray) -> np.ndarray:
     """Corrects p-values for their number.
 
-    Those below 0.05 after the correction are differences; the chance of finding any where there is none is at most 5%,
+    Those below 0.05 after the correction are significant; the chance of finding any where there is none is at most 5%,
     however the comparisons depend on each other. Holm, "A simple sequentially rejective multiple test procedure",
     Scandinavian Journal of Statistics, 1979.
     """

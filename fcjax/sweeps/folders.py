@@ -11,7 +11,7 @@ from fcjax.sweeps.results import NEEDED, SETTINGS, alike, read, to_dataset
 
 
 def load(out: Path) -> tuple[xr.Dataset, list[str]]:
-    """Loads the results of `fcjax sweep --out OUT`, and says what of them cannot be read.
+    """Loads the results of `fcjax sweep --out OUT`, and says what could not be read.
 
     Finished runs stand in for a file of results that is missing, as while the sweep is running, or damaged. Raises
     ValueError if there are none.

@@ -22,6 +22,7 @@ import numpy as np
 
 from fcjax import checks, data, policies, presets
 from fcjax.policies import contract
+from fcjax.runtime.plugins import of_user
 from fcjax.runtime.progress import Progress
 from fcjax.runtime.registry import takes
 from fcjax.simulation.experiment import Experiment, check, most_rounds, training_of
@@ -133,7 +134,8 @@ def _further(axes: Mapping[str, Any] | None, preset: Callable) -> dict[str, Any]
     known = list(dict.fromkeys([*_BUILT_IN, *LEAVES, *(name for name in named if name not in ("dataset", "seed"))]))
     for name in found:
         if name in ("policy", "phi", "seeds", "seed", "dataset"):
-            raise ValueError(f"{name} cannot be in axes: use the argument {name}, or --{name} on the command line")
+            flag = "seeds" if name == "seed" else name
+            raise ValueError(f"{name} cannot be in axes: use the argument {flag}, or --{flag} on the command line")
         check_names([name])
         if name not in known and not (takes_any and isinstance(name, str) and name.isidentifier()):
             close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.75)
@@ -176,7 +178,12 @@ class _Maker:
         given = dict(zip(self._names, values, strict=True))
         given = {name: value for name, value in given.items() if value is not None}
         leaves = {name: given.pop(name) for name in list(given) if name in LEAVES}
-        made = self._preset(self._loaded, **given, seed=seed)
+        arguments = given | {"seed": seed}
+        parameters = inspect.signature(self._preset).parameters
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        if not takes_any and (left := [name for name in arguments if name not in parameters]):
+            raise ValueError(f"the preset must take {', '.join(left)}, or any settings as **settings")
+        made = of_user("preset", lambda: self._preset(self._loaded, **arguments))
         if not isinstance(made, Experiment):
             raise ValueError(f"preset must return a fcjax.Experiment, got {type(made).__name__}")
         for name, value in leaves.items():
@@ -240,9 +247,13 @@ def _checked_jobs(
 def _policies(policy: str | Sequence[str] | Mapping[str, Policy], phis: Sequence[float]) -> list[_Entry]:
     """Returns the entries of a sweep for given names or policies."""
     if isinstance(policy, Mapping):
+        one: Any
         for name, one in policy.items():
             if not isinstance(one, Policy) or not (callable(one.init) and callable(one.select)):
-                raise ValueError(f"policy {name!r} must be a fcjax.Policy(init, select) of two functions, got {one!r}")
+                hint = "; call it, if it makes a policy" if callable(one) else ""
+                raise ValueError(
+                    f"policy {name!r} must be a fcjax.Policy(init, select) of two functions, got {one!r}{hint}"
+                )
         return [_Entry(str(name), float("nan"), one) for name, one in policy.items()]
     if isinstance(policy, Policy) or any(isinstance(one, Policy) for one in _several("policy", policy)):
         raise ValueError("policy must be names, or a mapping of names to policies, such as {'mine': policy}")

@@ -260,7 +260,7 @@ def paired(
 
     Args:
       results: the results of a sweep.
-      a: a value of the coordinate `policy`, or such as "fc(phi=0.5)" if this policy has several phi.
+      a: a value of the coordinate `policy`, or a name such as "fc(phi=0.5)" if it has several phi.
       b: another one.
       metric: the name of a function of this module, or a function of results, with one value per run.
       arguments: further arguments of the metric, such as accuracy=0.8.

@@ -207,7 +207,7 @@ class _Finished:
             (Stop.BAD_DECISION, "were ended by an invalid decision of their policy"),
             (Stop.DIVERGED, "diverged: their loss became infinite or not a number"),
             (Stop.BUDGET, "had no round that ended within the budget"),
-            (Stop.MAX_ROUNDS, "ended before their budget was spent, because the limits of their world do not hold"),
+            (Stop.MAX_ROUNDS, "ended before their budget was spent, because their world exceeds its fcjax.Limits"),
         ):
             found = [job for job in jobs if self._stops[job] == stop]
             if stop == Stop.BUDGET:

@@ -1,11 +1,11 @@
 """Design by gradient: what each parameter of a cell is worth, the best local training, and the split of a total power.
 
 The objective is the relaxed bound: that of Theorem 3 after K = T/t rounds, where K need not be whole. A parameter has a
-best value only if the bound knows both a cost and a benefit of it:
+best value only if the bound has both a cost and a benefit of it:
 
 - The number of scheduled devices: more devices take longer and lower the penalty B(Pi).
 - local_steps: more steps make more progress per round, take longer and drift further apart.
-- batch_size: larger batches take longer. The bound is one of full gradients and has no benefit of them. The simplest
+- batch_size: larger batches take longer. The bound assumes full gradients, so it shows no benefit. The simplest
   model of noise has one: delta^2 + sigma^2/d instead of delta^2.
 - phi: the bound falls as phi grows, without limit. But phi is not free: it is omega (1 - beta eta/2), and omega belongs
   to the task. What one can choose is the learning rate eta.
@@ -78,8 +78,8 @@ def sensitivities(
     """Returns the derivatives of round time, energy and bound with respect to all parameters of a round, as a table.
 
     The quantities are `round_s` of `fcjax.allocate`, `energy_j`, the sum of `fcjax.round_energy`, and `bound`, the
-    relaxed bound. The scheduled devices stay, under OFDMA with their blocks, and under TDMA in their order. What is
-    random in the observation stays too: gains are proportional to reference_gain radius_m^-path_loss_exponent, and
+    relaxed bound. The scheduled devices stay the same, as do their blocks under OFDMA and their order under TDMA. What
+    is random in the observation stays too: gains are proportional to reference_gain radius_m^-path_loss_exponent, and
     computation times to local_steps batch_size (sample_floor_s + x_i/sample_rate_hz), where x_i follows from the
     observed time. A higher `cpu_hz` at the same `sample_floor_s` means more cycles per sample.
 

@@ -39,6 +39,8 @@ def read(path: Path) -> dict[str, Any]:
     readers = {".nc": _read_netcdf, ".csv": _read_csv}
     if path.suffix.lower() not in readers:
         raise ValueError(f"{path} must end in .nc or .csv, the formats of traces")
+    if not path.exists():
+        raise FileNotFoundError(f"there is no trace {path.absolute()}")
     return readers[path.suffix.lower()](path)
 
 

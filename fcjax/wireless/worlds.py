@@ -195,7 +195,7 @@ def trace(
     Args:
       gain: (K, M) power gain.
       compute_s: (K, M) s, the computation time at `cell.cpu_hz` and for all samples of a round.
-      available: (K, M) bool. None: all devices are available in all rounds. In a round, nobody may be available.
+      available: (K, M) bool. None: all devices are available in all rounds. A round may have no available device.
       at_end: what happens after the last round. "repeat" starts again with the first one, "stop" ends the run, and
         "error" rejects a trace that may be too short for the budget before the run starts.
     """
@@ -288,7 +288,8 @@ def from_file(path: str | os.PathLike, *, at_end: AtEnd = "repeat", **measured_w
       path: of the file, which ends in .nc or .csv.
       at_end: as in `trace`.
       measured_with: the `upload_bits`, `bandwidth_hz`, `noise_psd_w_hz` or `power_w` of the measurement of upload_s; by
-        default the cell's. Give what you sweep, and `upload_bits` if you sweep a compressor: the gain would follow it.
+        default the cell's. Give those that you sweep, and `upload_bits` if you sweep a compressor: otherwise the gain
+        would change with them.
     """
     radio_fields = ("upload_bits", "bandwidth_hz", "noise_psd_w_hz", "power_w")
     if unknown := set(measured_with) - set(radio_fields):

@@ -98,7 +98,7 @@ FAULTS = {
     "must return": lambda k, s, good, c: good,
     "scheduled must be bool of shape": lambda k, s, good, c: (s, decision(good, scheduled=good.share)),
     "share must be float of shape": lambda k, s, good, c: (s, decision(good, share=good.share[:3])),
-    "must keep the structure of its state": lambda k, s, good, c: (s[:1], good),
+    "must keep the structure, types and shapes of its state": lambda k, s, good, c: (s[:1], good),
     "select raised TracerBool": lambda k, s, good, c: (s, good) if good.round_s > 1 else (s, None),
     "scheduled must be an array, got list": lambda k, s, good, c: (s, decision(good, scheduled=[True] * 20)),
     "schedules nobody, in 253 of 256": lambda k, s, good, c: (

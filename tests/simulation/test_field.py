@@ -371,7 +371,7 @@ def test_runs_are_not_cut_short():
         return state, fcjax.Observation(jnp.full(6, 1e-8), jnp.full(6, 0.02))
 
     fast = fcjax.World(lambda key, cell: (), observe)
-    with pytest.warns(UserWarning, match="before its budget is spent: the limits of its world do not hold"):
+    with pytest.warns(UserWarning, match="before its budget is spent: its world exceeds the limits"):
         history_of(policies.everybody(), tiny.experiment(world=fast))
     honest = fast._replace(limits=lambda cell, training: fcjax.Limits(1e-8, 0.02, always_available=True))
     run, _ = history_of(policies.everybody(), tiny.experiment(world=honest))

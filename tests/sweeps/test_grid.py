@@ -86,6 +86,10 @@ def nobody():
         ({"a": fcjax.Policy(lambda cell: "two", policies.fixed(2).select)}, {}, "policy 'a'"),
         ("fc", {"dataset": None}, "dataset must be a name or a fcjax.data.Dataset, got NoneType"),
         ("fc", {"preset": 5}, "preset must be a name or a function that makes an Experiment, got 5"),
+        ("fc", {"preset": lambda data, seed: None}, "the preset must take distribution, radius_m, or any settings as"),
+        ("fc", {"preset": lambda data, **settings: data.missing}, "preset raised AttributeError: "),
+        ("fc", {"axes": {"seed": [1]}}, "seed cannot be in axes: use the argument seeds, or --seeds"),
+        ({"a": policies.fast_converge}, {}, "policy 'a' must be a fcjax.Policy(init, select) of two functions, got <f"),
         ("fc", {"preset": lambda *_, **__: None}, "preset must return a fcjax.Experiment, got NoneType"),
         ("fc", {"axes": {"cell.bandwith_hz": 1e6}}, "unknown axis 'cell.bandwith_hz': did you mean cell.bandwidth_hz"),
         ("fc", {"axes": {"training.num_samples": 1}}, "unknown axis 'training.num_samples'"),
@@ -179,7 +183,7 @@ def test_policy_checks_use_the_sample_counts():
     """The checks see the number of samples of each device."""
     (job,) = plan({"a": fcjax.Policy(lambda cell: (), select_largest_data)}, **SETTINGS)
     fcjax.check_policy(job.policy, job.experiment.cell, ignores_labels=False)
-    with pytest.raises(ValueError, match="policy 'a' must keep the structure of its state"):
+    with pytest.raises(ValueError, match="policy 'a' must keep the structure, types and shapes of its state"):
         plan({"a": fcjax.Policy(lambda cell: jnp.array(0), select_and_grow)}, **SETTINGS)
 
 

@@ -208,7 +208,7 @@ def test_errors_name_cells_without_upload_times(csv_file, fields, message):
 
 def test_errors_name_unreadable_files(tmp_path, csv_file):
     for name in ("none.csv", "none.nc"):
-        with pytest.raises(FileNotFoundError, match=name):
+        with pytest.raises(FileNotFoundError, match=f"there is no trace {tmp_path / name}"):
             worlds.from_file(tmp_path / name)
     with pytest.raises(ValueError, match=r"trace.txt must end in .nc or .csv"):
         worlds.from_file("trace.txt")
