@@ -279,7 +279,7 @@ def test_parameters_do_not_recompile():
         (lambda cell: policies.by_name("fixed(n=5"), "policy 'fixed(n=5': a parenthesis is missing"),
         (
             lambda cell: policies.by_name(__file__),
-            f"to use the file, name its function too, as in {__file__}:my_policy",
+            f"to use the file, name its function too, as in {__file__}:",
         ),
         (lambda cell: policies.by_name("math:sqrt"), "policy 'math:sqrt' needs x: use 'math:sqrt"),
         (lambda cell: policies.by_name("math:no"), "'math' has no policy or factory 'no'; it has"),

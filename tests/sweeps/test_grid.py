@@ -86,7 +86,7 @@ def nobody():
         ({"a": fcjax.Policy(lambda cell: "two", policies.fixed(2).select)}, {}, "policy 'a'"),
         ("fc", {"dataset": None}, "dataset must be a name or a fcjax.data.Dataset, got NoneType"),
         ("fc", {"preset": 5}, "preset must be a name or a function that makes an Experiment, got 5"),
-        ("fc", {"preset": lambda data, seed: None}, "the preset must take distribution, radius_m, or any settings as"),
+        ("fc", {"preset": lambda data, seed: None}, "the preset must take distribution, radius_m, budget_s"),
         ("fc", {"preset": lambda data, **settings: data.missing}, "preset raised AttributeError: "),
         ("fc", {"axes": {"seed": [1]}}, "seed cannot be in axes: use the argument seeds, or --seeds"),
         ({"a": policies.fast_converge}, {}, "policy 'a' must be a fcjax.Policy(init, select) of two functions, got <f"),
