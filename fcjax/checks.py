@@ -186,9 +186,9 @@ def reals(name: str, fields: Any, *shapes: Shape) -> Any:
 
 
 def _numbers(fields: Any) -> list[dataclasses.Field]:
-    """Returns the numeric fields, without those that are None."""
+    """Returns the numeric fields, without optional ones that are None."""
     dynamic = (field for field in dataclasses.fields(fields) if not field.metadata.get("static"))
-    return [field for field in dynamic if getattr(fields, field.name) is not None]
+    return [field for field in dynamic if field.default is not None or getattr(fields, field.name) is not None]
 
 
 def of_cell(name: str, cell: Cell) -> Real:

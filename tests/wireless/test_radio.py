@@ -210,6 +210,7 @@ def test_dtype_follows_the_inputs(x64):
         ({"bandwidth_hz": -20e6}, r"cell.bandwidth_hz must be positive.*-2e\+07"),
         ({"noise_psd_w_hz": 0.0}, r"cell.noise_psd_w_hz.*got 0"),
         ({"upload_bits": 0}, r"cell.upload_bits.*got 0"),
+        ({"sample_rate_hz": None}, r"cell.sample_rate_hz must be a real number.*None"),
         ({"upload_bits": None}, r"cell.upload_bits must be a real number.*None"),
         ({"bandwidth_hz": "20e6"}, r"cell.bandwidth_hz must be a real number.*'20e6'"),
         ({"bandwidth_hz": 1j}, r"cell.bandwidth_hz must be a real number.*1j"),
