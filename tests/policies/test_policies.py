@@ -119,11 +119,12 @@ def test_optimality_gap_without_a_schedule():
 
 def test_fixed_follows_the_greedy_order(x64):
     rng = np.random.default_rng(4)
-    for n in (1, 3, 7):
+    for n in (1, 3, 7) * 20:
         drawn = draw_context(rng, 7)
         world, _ = for_oracle(drawn)
         decision = decide(policies.fixed(n), build_context(drawn, np.float64))
         assert set(np.flatnonzero(decision.scheduled)) == oracles.greedy_schedule(world, stop_at=n)
+    contexts.matched("fixed", 60)
 
 
 @pytest.mark.slow
@@ -192,7 +193,7 @@ def test_client_selection_against_a_loop(threshold_s, x64):
 @pytest.mark.parametrize("threshold_s", [0.01, 0.4, 0.8, 1.5, 1000.0])
 def test_asymptotic_against_all_subsets(threshold_s, x64):
     rng = np.random.default_rng(9)
-    for _ in range(5):
+    for _ in range(20):
         drawn = draw_context(rng, 7)
         world, _ = for_oracle(drawn)
         fastest = list(oracles.best_subsets(**world))
@@ -204,13 +205,7 @@ def test_asymptotic_against_all_subsets(threshold_s, x64):
         decision = decide(policies.asymptotic(threshold_s), build_context(drawn, np.float64))
         assert set(np.flatnonzero(decision.scheduled)) == set(subset)
         np.testing.assert_allclose(decision.round_s, time_s, rtol=1e-9)
-    contexts.matched("as", 5)
-
-
-def test_proportional_fair_picks_the_best_channels():
-    drawn = draw_context(np.random.default_rng(10), 9)
-    decision = decide(policies.proportional_fair(4), build_context(drawn, np.float32))
-    assert set(np.flatnonzero(decision.scheduled)) == set(np.argsort(-drawn["gain"])[:4])
+    contexts.matched("as", 20)
 
 
 def test_random_is_uniform_over_sets():
