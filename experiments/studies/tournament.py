@@ -269,7 +269,7 @@ def draw_matrix(axes: plt.Axes, order: list[str], pairs: pd.DataFrame) -> mpl.im
     if open_:
         rows, columns = zip(*open_, strict=True)
         axes.plot(columns, rows, ".", color="black", markersize=2.5)
-    axes.set_title("paired differences; a dot marks pairs without a significant difference")
+    axes.set_title("paired differences; dots: not significant")
     axes.set_xticks(range(len(order)), labels=order, rotation=90)
     axes.set_yticks(range(len(order)), labels=order)
     return image
