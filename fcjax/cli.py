@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fcjax.runtime.console import check_writable, end_on_sigterm, leave, warnings_as_lines
+from fcjax.runtime.registry import not_taken
 
 SWEEP = """Trains under scheduling policies within a budget of simulated time, and compares their accuracy.
 
@@ -269,9 +270,9 @@ def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
 
 def check_takes(preset: Callable, setting: str, name: str) -> None:
     """Raises ValueError if a preset has no such setting."""
-    parameters = inspect.signature(preset).parameters
-    if setting not in parameters and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        raise ValueError(f"preset {name!r} has no setting {setting}: it has {', '.join(parameters)}")
+    if not_taken(preset, [setting]):
+        known = ", ".join(inspect.signature(preset).parameters)
+        raise ValueError(f"preset {name!r} has no setting {setting}: it has {known}")
 
 
 def parse_axes(given: list[list[str]]) -> dict[str, list]:

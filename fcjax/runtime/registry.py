@@ -5,7 +5,7 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from fcjax.runtime.plugins import is_file, load_module, of_user
@@ -58,7 +58,7 @@ class Registry(Generic[T]):
             raise ValueError(f"{self._word}: the name must be a string, got {name!r}")
         match = re.fullmatch(r"([^()]+)(\(.*\))?", self._long(name), flags=re.DOTALL)
         if match is None and "(" in name:
-            raise ValueError(f"{self._word} {name!r}: a parenthesis is missing, or there is text behind the last one")
+            raise ValueError(f"{self._word} {name!r}: a parenthesis is missing, or text follows the last one")
         base, arguments = (match[1], match[2]) if match else (name, None)
         if base in self._factories:
             factory = self._factories[base]
@@ -68,11 +68,9 @@ class Registry(Generic[T]):
             raise ValueError(f"unknown {self._word} {name!r}{self._instead(base)}")
         given = _arguments(f"{self._word} {name!r}", arguments or "()")
         parameters = _parameters(factory)
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        for argument in given:
-            if argument not in parameters and not takes_any:
-                known = ", ".join(parameters) or "none"
-                raise ValueError(f"{self._word} {name!r} has no parameter {argument!r}: it has {known}")
+        if unknown := not_taken(factory, given):
+            known = ", ".join(parameters) or "none"
+            raise ValueError(f"{self._word} {name!r} has no parameter {unknown[0]!r}: it has {known}")
         required = [
             parameter.name
             for parameter in parameters.values()
@@ -124,6 +122,13 @@ class Registry(Generic[T]):
 def takes(factory: Callable, parameter: str) -> bool:
     """Returns whether a factory has a parameter that is not set yet."""
     return parameter in _parameters(factory) and parameter not in getattr(factory, "keywords", {})
+
+
+def not_taken(factory: Callable, names: Iterable[str]) -> list[str]:
+    """Returns the names that are not parameters of a factory; none if it takes any."""
+    parameters = _parameters(factory)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return [] if takes_any else [name for name in names if name not in parameters]
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

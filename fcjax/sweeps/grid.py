@@ -24,7 +24,7 @@ from fcjax import checks, data, policies, presets
 from fcjax.policies import contract
 from fcjax.runtime.plugins import of_user
 from fcjax.runtime.progress import Progress
-from fcjax.runtime.registry import takes
+from fcjax.runtime.registry import not_taken, takes
 from fcjax.simulation.experiment import Experiment, check, most_rounds, training_of
 from fcjax.sweeps.jobs import Job
 from fcjax.sweeps.results import check_names
@@ -129,7 +129,6 @@ def _further(axes: Mapping[str, Any] | None, preset: Callable) -> dict[str, Any]
     if len(found) < len(axes or {}):
         raise ValueError(f"an axis is given twice: {', '.join(map(str, axes or {}))}")
     of_preset = inspect.signature(preset).parameters
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in of_preset.values())
     named = [one.name for one in of_preset.values() if one.kind is not one.VAR_KEYWORD]
     known = list(dict.fromkeys([*_BUILT_IN, *LEAVES, *(name for name in named if name not in ("dataset", "seed"))]))
     for name in found:
@@ -137,7 +136,8 @@ def _further(axes: Mapping[str, Any] | None, preset: Callable) -> dict[str, Any]
             flag = "seeds" if name == "seed" else name
             raise ValueError(f"{name} cannot be in axes: use the argument {flag}, or --{flag} on the command line")
         check_names([name])
-        if name not in known and not (takes_any and isinstance(name, str) and name.isidentifier()):
+        of_any = isinstance(name, str) and name.isidentifier() and not not_taken(preset, [name])
+        if name not in known and not of_any:
             close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.75)
             instead = f"did you mean {' or '.join(close)}?" if close else f"use {', '.join(known)}"
             raise ValueError(f"unknown axis {name!r}: {instead}")
@@ -179,9 +179,7 @@ class _Maker:
         given = {name: value for name, value in given.items() if value is not None}
         leaves = {name: given.pop(name) for name in list(given) if name in LEAVES}
         arguments = given | {"seed": seed}
-        parameters = inspect.signature(self._preset).parameters
-        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-        if not takes_any and (left := [name for name in arguments if name not in parameters]):
+        if left := not_taken(self._preset, arguments):
             raise ValueError(f"the preset must take {', '.join(left)}, or any settings as **settings")
         made = of_user("preset", lambda: self._preset(self._loaded, **arguments))
         if not isinstance(made, Experiment):
