@@ -11,6 +11,7 @@ changes.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -214,6 +215,11 @@ def train_round(
     scheduled, estimates, data = jax.tree.map(jnp.asarray, (scheduled, estimates, data))
     batches.check(data, training, model)
     optimizer = _optimizer(make_optimizer, training)
+    # Other optimizers, and compressors, may depend on the order of a model's numbers.
+    any_order = make_optimizer is sgd and optimizer_states is None and compression is None
+    turn = _turning(params, least=_LARGE if any_order else math.inf)
+    first, params = params, turn(params)
+    model = model._replace(losses=functools.partial(_losses_of_turned, model, turn))
     arrived = scheduled if received is None else scheduled & received
 
     def train(device):
@@ -241,7 +247,7 @@ def train_round(
     do_all = _under_a_mask if width is None else functools.partial(_in_slots, width=width, cores=cores)
     mean, local, distance = do_all(train, scheduled, share)
     anybody = jnp.any(arrived)
-    new_params = jax.tree.map(lambda new, old: jnp.where(anybody, new, old), mean, params)
+    new_params = jax.tree.map(lambda new, old: jnp.where(anybody, new, old), turn(mean), first)
     if estimate_on is not None:
         # With (w_{k-1} - w_i)/(tau eta) for the gradient of device i, their mean is (w_{k-1} - w_k)/(tau eta).
         steps = training.local_steps if local_steps is None else 1
@@ -259,6 +265,24 @@ def train_round(
     loss = jnp.where(anybody, loss, jnp.inf)
     losses, norms = (jnp.where(scheduled, values, 0) for values in (local.loss, local.moved))
     return Trained(new_params, loss, estimates, optimizer_states, losses, norms, residuals)
+
+
+_LARGE = 2**17  # numbers
+
+
+def _turning(params: Params, least: float) -> Callable[[Params], Params]:
+    """Returns a function that transposes matrices of a model if they are taller than wide; it undoes itself.
+
+    XLA's CPU backend computes the gradient of such a matrix transposed. If it does not fit into the cache, turning it
+    back in each step takes as long as computing it. Smaller ones than `least` are left as they are.
+    """
+    is_turned = lambda leaf: leaf.ndim == 2 and leaf.shape[0] > leaf.shape[1] and leaf.size >= least  # noqa: E731
+    turned = jax.tree.map(is_turned, params)
+    return lambda model: jax.tree.map(lambda leaf, turns: leaf.T if turns else leaf, model, turned)
+
+
+def _losses_of_turned(model: Model, turn: Callable[[Params], Params], params: Params, x: Array, y: Array) -> Array:
+    return model.losses(turn(params), x, y)
 
 
 def _of_scheduled(scheduled: Array, new: Any, old: Any) -> Any:
