@@ -242,8 +242,7 @@ def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
                     preset = partial(preset, observation_error=args.observation_error)
                 jobs = plan(args.policy, **axes, dataset=args.dataset, preset=preset, progress=True)
                 claim()
-                # Imports what `finish` needs while the workers compile.
-                threading.Thread(target=importlib.import_module, args=("fcjax.report.output",), daemon=True).start()
+                threading.Thread(target=_import_the_rest, daemon=True).start()  # while workers compile
                 prepared_s = time.monotonic() - start
                 results = run_all(
                     jobs,
@@ -266,6 +265,12 @@ def sweep(argv: list[str], program: str = "fcjax sweep") -> int:
         finished = any((args.out / "runs").glob("[!.]*.npz"))
         print(f"interrupted; {again if finished else 'no run had finished'}", file=sys.stderr)
         return 130
+
+
+def _import_the_rest() -> None:
+    """Imports what is needed once all runs have finished."""
+    for name in ("fcjax.report.output", "dask.array"):  # xarray imports the latter when it reads results
+        importlib.import_module(name)
 
 
 def check_takes(preset: Callable, setting: str, name: str) -> None:

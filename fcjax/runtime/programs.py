@@ -32,6 +32,8 @@ def keep_on_disk(cache_dir: str | os.PathLike | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             jax.config.update("jax_compilation_cache_dir", str(folder))
+            # Small programs too: a command compiles about a hundred of them.
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def kept_in() -> str | None:

@@ -27,7 +27,6 @@ from fcjax.runtime.progress import Progress
 from fcjax.runtime.registry import not_taken, takes
 from fcjax.simulation.experiment import Experiment, check, most_rounds, training_of
 from fcjax.sweeps.jobs import Job
-from fcjax.sweeps.results import check_names
 from fcjax.types import Cell, Estimates, Policy, Training
 
 _MOST_SEEDS = 10**6
@@ -123,6 +122,8 @@ def _loaded(name: str, progress: bool) -> data.Dataset:
 
 def _further(axes: Mapping[str, Any] | None, preset: Callable) -> dict[str, Any]:
     """Returns the axes besides the built-in ones; raises ValueError for an unknown name."""
+    from fcjax.sweeps.results import check_names  # slow to import, and workers import this module without it
+
     if axes is not None and not isinstance(axes, Mapping):
         raise ValueError(f"axes must map names to values, such as {{'cell.bandwidth_hz': [5e6, 20e6]}}, got {axes!r}")
     found = {_SAME.get(name, name): values for name, values in (axes or {}).items()}
