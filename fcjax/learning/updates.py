@@ -11,7 +11,6 @@ changes.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -108,35 +107,42 @@ def train_device(
     """
     keeps = optimizer_state is not None
 
-    def slope(params, batch):
-        # Gathering flat rows is faster than gathering images.
-        x = data.x.reshape(len(data.x), -1)[batch].reshape(*batch.shape, *data.x.shape[1:])
+    def take(batch):
+        return data.x.reshape(len(data.x), -1)[batch]  # flat rows, which is faster than images
+
+    def slope(params, rows, batch):
+        x = rows.reshape(-1, *data.x.shape[1:])
         if effort.batch_size is None:
             return jax.value_and_grad(model.loss)(params, x, data.y[batch])
         counted = jnp.arange(batch.size) < effort.batch_size
         return jax.value_and_grad(lambda w: jnp.mean(model.losses(w, x, data.y[batch]), where=counted))(params)
 
-    def step(carry, batch):
-        new, state = carry
-        gradient = slope(new, batch)[1]
+    def step(carry, batches):
+        new, state, rows = carry
+        batch, following = batches
+        gradient = slope(new, rows, batch)[1]
         if proximal is not None:
             gradient = jax.tree.map(lambda g, w, start: g + proximal * (w - start), gradient, new, params)
-        return _apply(optimizer, gradient, state, new), None
+        return (*_apply(optimizer, gradient, state, new), take(following)), None
 
+    # Each step gathers the inputs of the next: XLA's CPU backend is slow at gathering bytes and scaling them at once.
+    following = jnp.roll(samples, -1, axis=0)
+    first, second = take(jnp.stack([samples[0], following[0]]))
     # The first step is separate because the estimates need its loss and gradient. Its proximal gradient is 0.
-    loss, gradient = slope(params, samples[0])
-    carry = _apply(optimizer, gradient, optimizer_state if keeps else optimizer.init(params), params)
+    loss, gradient = slope(params, first, samples[0])
+    carry = (*_apply(optimizer, gradient, optimizer_state if keeps else optimizer.init(params), params), second)
     if effort.local_steps is None:
-        (trained, last_state), _ = lax.scan(step, carry, samples[1:])
+        (trained, last_state, _), _ = lax.scan(step, carry, (samples[1:], following[1:]))
     else:
         steps = jnp.minimum(effort.local_steps, len(samples))
-        trained, last_state = lax.fori_loop(1, steps, lambda index, carry: step(carry, samples[index])[0], carry)
+        one = lambda index, carry: step(carry, (samples[index], following[index]))[0]  # noqa: E731
+        trained, last_state, _ = lax.fori_loop(1, steps, one, carry)
     kept = last_state if keeps else None
     moved = _distance(params, trained)
     if not estimate:
         return _Local(trained, None, loss, jnp.full_like(loss, jnp.nan), jnp.full_like(loss, jnp.nan), moved, kept)
     if whole is None:
-        new_loss, new_gradient = slope(trained, samples[0])
+        new_loss, new_gradient = slope(trained, first, samples[0])
     else:
         local_slope = jax.value_and_grad(lambda params: jnp.mean(model.losses(params, *whole[:2]), where=whole[2]))
         (loss, gradient), (new_loss, new_gradient) = local_slope(params), local_slope(trained)
@@ -217,7 +223,7 @@ def train_round(
     optimizer = _optimizer(make_optimizer, training)
     # Other optimizers, and compressors, may depend on the order of a model's numbers.
     any_order = make_optimizer is sgd and optimizer_states is None and compression is None
-    turn = _turning(params, least=_LARGE if any_order else math.inf)
+    turn = _turning(params) if any_order else lambda model: model
     first, params = params, turn(params)
     model = model._replace(losses=functools.partial(_losses_of_turned, model, turn))
     arrived = scheduled if received is None else scheduled & received
@@ -267,17 +273,12 @@ def train_round(
     return Trained(new_params, loss, estimates, optimizer_states, losses, norms, residuals)
 
 
-_LARGE = 2**17  # numbers
-
-
-def _turning(params: Params, least: float) -> Callable[[Params], Params]:
+def _turning(params: Params) -> Callable[[Params], Params]:
     """Returns a function that transposes matrices of a model if they are taller than wide; it undoes itself.
 
-    XLA's CPU backend computes the gradient of such a matrix transposed. If it does not fit into the cache, turning it
-    back in each step takes as long as computing it. Smaller ones than `least` are left as they are.
+    XLA's CPU backend computes the gradient of such a matrix transposed, and takes long to turn it back in each step.
     """
-    is_turned = lambda leaf: leaf.ndim == 2 and leaf.shape[0] > leaf.shape[1] and leaf.size >= least  # noqa: E731
-    turned = jax.tree.map(is_turned, params)
+    turned = jax.tree.map(lambda leaf: leaf.ndim == 2 and leaf.shape[0] > leaf.shape[1], params)
     return lambda model: jax.tree.map(lambda leaf, turns: leaf.T if turns else leaf, model, turned)
 
 
@@ -365,7 +366,7 @@ def _in_slots(train: Callable[[Array], _Local], scheduled: Array, share: Array, 
     """
     num_devices = scheduled.size
     width = width if cores > 1 else min(width, num_devices)
-    train_each = spread(train) if cores > 1 else jax.vmap(train)
+    train_each = spread(train) if cores > 1 else _alone(train) if width == 1 else jax.vmap(train)
     order = jnp.argsort(~scheduled, stable=True)  # the scheduled first
     order = jnp.concatenate([order, jnp.full(-num_devices % width, order[0])])
     counted = jnp.where(jnp.arange(order.size) < num_devices, share[order], 0)
@@ -432,6 +433,11 @@ def _in_slots(train: Callable[[Array], _Local], scheduled: Array, share: Array, 
         return jnp.zeros((num_devices, *leaf.shape[1:]), leaf.dtype).at[order[:num_devices]].set(leaf[:num_devices])
 
     return _All(mean, jax.tree.map(by_device, local), by_device(distance))
+
+
+def _alone(train: Callable[[Array], _Local]) -> Callable[[Array], _Local]:
+    """Returns jax.vmap(train) for one device; XLA's CPU backend is slower at matrix products with a leading axis."""
+    return lambda devices: jax.tree.map(lambda leaf: leaf[None], train(devices[0]))
 
 
 def _without_models(local: _Local) -> _Local:
