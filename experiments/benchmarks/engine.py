@@ -9,9 +9,10 @@ Measures in turns, on one core except for 4. (single rounds five times as often 
   3. rounds of n of 20 devices: training and testing alone, and all of Alg. 3;
   4. whole sweeps of 1, 5 and 20 seeds, on all cores, and of one seed whose run computes on all cores.
 
-    python experiments/benchmarks/engine.py      # about 5 minutes
+    python experiments/benchmarks/engine.py      # about 10 minutes
 """
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from jax import lax
 import fcjax
 from fcjax import keys
 from fcjax.learning import evaluation, updates
-from fcjax.runtime import hardware
+from fcjax.runtime import cluster, hardware, programs
 from fcjax.simulation.rounds import misjudge, round_keys
 from fcjax.simulation.simulate import advance, begin
 
@@ -42,6 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = report.parser(__doc__)
     args = parser.parse_args(argv)
     hardware.use_one_thread()
+    programs.keep_on_disk()
     print(report.machine())
     experiment = jax.tree.map(np.asarray, fcjax.presets.shi2020("mnist", distribution="l1"))
     samples = dataclasses.replace(experiment.training, num_samples=np.asarray(experiment.data.sizes, np.float32))
@@ -77,8 +79,10 @@ def main(argv: list[str] | None = None) -> None:
     one, all_ = round_rows[0]["ms but for testing"], round_rows[-1]["ms but for testing"]
     print(f"Without testing, a round of 1 device costs {one / all_:.3f} of a round of {NUM_DEVICES}.")
 
-    sweeps = sweep_cases(later)
-    figures = report.in_turns({"peak": peak["peak"]} | sweeps, args.repetitions)
+    with contextlib.ExitStack() as stack:
+        clients = {cores: stack.enter_context(cluster.local_client(CORES // cores, cores)) for _, cores in WAYS[1:]}
+        sweeps = sweep_cases(later, clients)
+        figures = report.in_turns({"peak": peak["peak"]} | sweeps, args.repetitions)
     sweep_rows = []
     for n in NUMBERS:
         for seeds, cores in WAYS:
@@ -210,20 +214,26 @@ def split(figures: dict[str, float]) -> dict[str, float]:
     return parts | {"whole round": figures["whole round"]}
 
 
-def sweep_cases(later: Later) -> dict[str, Callable[[], float]]:
-    """Returns cases that measure rounds/s of sweeps with about 25 rounds per run, without compiling."""
+def sweep_cases(later: Later, clients: dict[int, Any]) -> dict[str, Callable[[], float]]:
+    """Returns cases that measure rounds/s of sweeps with about 100 rounds per run, once workers have compiled.
+
+    A single run on one core is executed by this process, all others by the workers of the client for their cores.
+    """
     cases = {}
     for n in NUMBERS:
         policy = fcjax.policies.fixed(n)
         run = fcjax.simulate(later.key, policy, endless(later.experiment), max_rounds=8)
-        budget_s = 25 * float(np.mean(run.history.round_s))
-        for seeds, cores in WAYS:
+        budget_s = 100 * float(np.mean(run.history.round_s))
+        for way in WAYS:
+            seeds, cores = way
+            where = {"workers": 1} if way == WAYS[0] else {"client": clients[cores], "cores": cores}
 
-            def measure(n=n, policy=policy, budget_s=budget_s, seeds=seeds, cores=cores):
-                results = fcjax.sweep({f"fixed-{n}": policy}, seeds=seeds, budget_s=budget_s, cores=cores)
+            def measure(n=n, policy=policy, budget_s=budget_s, seeds=seeds, where=where):
+                results = fcjax.sweep({f"fixed-{n}": policy}, seeds=seeds, budget_s=budget_s, **where)
                 return int(np.sum(~np.isnan(results.accuracy))) / results.run_s
 
-            cases[f"n = {n}, {(seeds, cores)}"] = measure
+            measure()
+            cases[f"n = {n}, {way}"] = measure
     return cases
 
 
